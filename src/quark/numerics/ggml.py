@@ -110,9 +110,16 @@ class Ggml(Block):
 
     def data(self, rows: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
         """Float32 rows [.., n] as bytes."""
+        return self.both(rows, importance)[0]
+
+    def both(self, rows: np.ndarray, importance: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Float32 rows [.., n] as bytes, and what these stand for, from one search for the codes."""
+        parts = [(self.write(found), value_of(found)) for found in self.fields(rows, importance)]
         shape = (*rows.shape[:-1], rows.shape[-1] // self.size * self.nbytes)
-        parts = [self.write(found) for found in self.fields(rows, importance)]
-        return np.concatenate(parts).reshape(shape) if parts else np.empty(shape, np.uint8)
+        if not parts:
+            return np.empty(shape, np.uint8), rows
+        data, values = (np.concatenate(side) for side in zip(*parts, strict=True))
+        return data.reshape(shape), values.reshape(rows.shape)
 
     def fields(self, rows: np.ndarray, importance: np.ndarray | None) -> Iterator[Fields]:
         """What the blocks hold, a part of the rows after the other."""

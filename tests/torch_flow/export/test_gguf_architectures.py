@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import nn
 from quark.errors import ConfigError, ModelError
 from quark.torch import LLMTemplate, export_safetensors, import_model_from_safetensors
 from quark.torch.export.api import export_gguf
+from quark.torch.export.gguf_architectures import add_rope, architecture_of
 from quark.torch.export.gguf_model import network_name
 from quark.torch.export.gguf_table import ARCHITECTURES
 from quark.torch.export.write_as import config_for
@@ -253,3 +255,36 @@ def test_what_llama_cpp_takes_for_granted_is_checked(family: str, bpe: Path, tmp
     with pytest.raises(ConfigError, match="model_type 'mamba'"):
         export_gguf(model_of(), tmp_path / "m", "mamba", bpe)
     assert not (tmp_path / "m").exists()
+
+
+def test_every_other_model_type_is_told_where_it_can_go() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    others = [name for name in CONFIG_MAPPING_NAMES if name not in ARCHITECTURES]
+    assert {"bert", "t5", "mamba"} < set(others)
+    for name in others:
+        with pytest.raises(ConfigError, match=f"model_type '{name}'.*--format onnx.*llama, mistral"):
+            architecture_of(name)
+
+
+def test_every_kind_of_rotary_embedding_is_written_or_told_what_to_do() -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    writer = gguf.GGUFWriter(None, "llama")
+    for kind in ("default", *ROPE_INIT_FUNCTIONS):
+        rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
+        config = SimpleNamespace(rope_parameters=rope, max_position_embeddings=128)
+        if kind in ("default", "linear", "yarn", "llama3"):
+            add_rope(writer, config, ARCHITECTURES["llama"])
+            continue
+        with pytest.raises(ModelError, match=f"'{kind}'.*--format onnx"):
+            add_rope(writer, config, ARCHITECTURES["llama"])
+
+
+def test_a_dynamic_rotary_embedding_is_the_plain_one_as_far_as_the_refusal_says() -> None:
+    ids = torch.arange(2, 2 + 140)[None] % 250
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    plain, scaled = network("llama"), network("llama", rope_parameters=rope)
+    with torch.no_grad():
+        assert torch.equal(plain(ids[:, :128]).logits, scaled(ids[:, :128]).logits)
+        assert not torch.allclose(plain(ids).logits, scaled(ids).logits, rtol=1e-3)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.torch_flow.export.test_gguf import bpe, model_of  # noqa: F401
+from tests.torch_flow.export.test_reload import quantized
 
 from quark.errors import ModelError
+from quark.numerics.ggml import Ggml
+from quark.torch import LLMTemplate
 from quark.torch.export import gguf_tensors
 from quark.torch.export.api import export_gguf
 from quark.torch.export.gguf_bounds import GRIDS, beyond
 from quark.torch.export.gguf_tensors import rounded
+from quark.torch.quantized_layer import quantized_layers
 
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -69,3 +74,34 @@ def test_one_broken_scale_of_a_tensor_is_an_error(
     with pytest.raises(ModelError, match=r"reads back with \d+ of \d+ numbers further"):
         export_gguf(model_of(), tmp_path / "m", "llama", bpe, weight_type=kind)
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+@pytest.mark.parametrize("broken", ["", "scale", "weights"])
+def test_codes_are_searched_once_and_what_is_written_is_what_the_quantizer_makes(
+    kind: str, broken: str, bpe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """Reading back a file costs no second search; a broken scale in it, or other weights than the model's, are seen."""
+    model = quantized(model_of(), LLMTemplate.get("llama").get_config(kind))
+    (byte, size), both, source, searched = SCALE[kind], Ggml.both, gguf_tensors.source_of, [0]
+    numbers = sum(layer.weight.numel() for _, layer in quantized_layers(model))
+
+    def counted(row: Ggml, rows: np.ndarray, importance: Any = None) -> Any:
+        searched[0] += rows.size
+        return search(row, rows, importance)
+
+    def off(row: Ggml, rows: np.ndarray, importance: Any = None) -> Any:
+        data, values = both(row, rows, importance)
+        data.reshape(-1, size)[-1, byte] ^= 4
+        return data, values
+
+    search = Ggml.fields
+    monkeypatch.setattr(Ggml, "fields", counted)
+    if broken == "scale":
+        monkeypatch.setattr(Ggml, "both", off)
+    if broken == "weights":
+        monkeypatch.setattr(gguf_tensors, "source_of", lambda layer: 1.1 * source(layer))
+    with pytest.raises(ModelError, match="reads back with") if broken else nullcontext():
+        loss = export_gguf(model, tmp_path / "m", "llama", bpe)
+        assert loss.relative == 0 and numbers <= searched[0] <= 1.2 * numbers
+    assert broken == "" or not (tmp_path / "m").exists()

@@ -435,7 +435,7 @@ def test_integers_with_a_sign_and_zero_points_keep_their_values(name: str) -> No
     found: Any = model.model.layers[0].mlp.up_proj
     entry = coded_entry("up.weight", "up", found, lambda x: x, lambda: values_of(found, "weight"))
     assert entry is not None and entry.kind == name.split()[0]
-    decoded = gguf.quants.dequantize(entry.make(), gguf.GGMLQuantizationType[entry.kind])
+    decoded = gguf.quants.dequantize(entry.make()[0], gguf.GGMLQuantizationType[entry.kind])
     wanted = found.weight_quantizer(found.weight.detach()).detach().numpy()
     np.testing.assert_allclose(decoded, wanted, rtol=0, atol=1e-3 * np.abs(wanted).max())
 

@@ -12,13 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from quark.errors import ModelError, check_name
+from quark.errors import ConfigError, ModelError, nearest
 from quark.torch.export.gguf_table import ARCHITECTURES, NUMBERS, Architecture
 
 #: Settings of YaRN that llama.cpp has as constants, and architectures that differ in them by no more than it allows.
 YARN: dict[str, tuple[object, tuple[str, ...]]] = {
     "beta_fast": (32, ()), "beta_slow": (1, ()), "truncate": (True, ("gpt-oss",)),
 }  # fmt: skip
+OTHERS = "--format onnx for onnxruntime-genai, quark or compressed-tensors for transformers and vLLM"
+DYNAMIC = (  # by the definition of its frequencies
+    "it changes with the length of a text, which no file for llama.cpp says. Up to max_position_embeddings ({length}) "
+    "it is the plain one: for such texts set rope_type to 'default' in config.json, or use another format"
+)
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -28,7 +33,12 @@ def architecture_of(model_type: str) -> Architecture:
     Raises:
         ConfigError: none.
     """
-    check_name("model_type", model_type, ARCHITECTURES)
+    if model_type not in ARCHITECTURES:
+        raise ConfigError(
+            f"no GGUF file is written for model_type {model_type!r}, nor for encoders: only for types that llama.cpp "
+            f"was seen to answer like. Use another format ({OTHERS}).{nearest(model_type, ARCHITECTURES)} The types: "
+            + ", ".join(ARCHITECTURES)
+        )
     return ARCHITECTURES[model_type]
 
 
@@ -162,8 +172,9 @@ def add_rope(writer: Any, config: Any, row: Architecture) -> None:
     elif kind == "llama3" and not row.divisors:
         raise ModelError(f"the rotary embedding is scaled by 'llama3', which llama.cpp does not read in {row.name!r}")
     elif kind not in ("default", "llama3"):
-        known = "'default', 'linear', 'yarn' and 'llama3'"
-        raise ModelError(f"the rotary embedding is scaled by {kind!r}; {known} can be written")
+        known = "'default', 'linear', 'yarn' and 'llama3' can be written. Use another format"
+        why = DYNAMIC.format(length=config.max_position_embeddings) if kind == "dynamic" else known
+        raise ModelError(f"the rotary embedding is scaled by {kind!r}; {why} ({OTHERS})")
 
 
 def add_yarn(writer: Any, rope: dict[str, Any], row: Architecture) -> None:

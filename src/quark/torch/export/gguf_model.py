@@ -15,6 +15,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -100,9 +101,8 @@ def export_gguf(
     )
     entries = [*entries_of(apart, tensors_of(apart), choice, loss), *factors(config)]
     with new_folder(output_dir, beside=True) as folder:
-        write(folder / target.name, entries, config, row, Path(tokenizer_path))
-        if verify:
-            read_back(folder / target.name, entries, loss)
+        sums = write(folder / target.name, entries, config, row, Path(tokenizer_path), loss if verify else None)
+        read_back(folder / target.name, sums)
     tell(loss, target.name)
     return loss
 
@@ -176,14 +176,34 @@ def names_of(row: Architecture, config: Any) -> Any:
 def factors(config: Any) -> list[GGUFTensor]:
     """The tensor of what frequencies are divided by, where there is one."""
     found = rope_factors(config)
-    return [] if found is None else [GGUFTensor("rope_freqs.weight", "F32", found.shape, lambda: found, lambda: found)]
+    return (
+        [] if found is None else [GGUFTensor("rope_freqs.weight", "F32", found.shape, lambda: (found, lambda: found))]
+    )
 
 
-def write(path: Path, entries: list[GGUFTensor], config: Any, row: Architecture, tokenizer: Path) -> None:
-    """The file: metadata, vocabulary, tensors one after the other."""
+def write(
+    path: Path, entries: list[GGUFTensor], config: Any, row: Architecture, tokenizer: Path, loss: FileLoss | None
+) -> dict[str, int]:
+    """The file: metadata, vocabulary, tensors one after the other; each is compared with the model on its way, since
+    finding its codes takes longest and is done once.
+
+    Args:
+        path: of the file.
+        entries: its tensors.
+        config: of the model.
+        row: the architecture.
+        tokenizer: folder.
+        loss: what is lost is added here; None: nothing is compared.
+
+    Returns:
+        The checksums of the tensors that were compared.
+
+    Raises:
+        ModelError: a tensor that does not decode to what the model computes with.
+    """
     import gguf
 
-    writer = gguf.GGUFWriter(path, row.name)
+    writer, sums = gguf.GGUFWriter(path, row.name), dict[str, int]()
     try:
         add_metadata(writer, config, row, entries)
         add_vocabulary(writer, tokenizer, config.vocab_size, config.model_type)
@@ -199,24 +219,41 @@ def write(path: Path, entries: list[GGUFTensor], config: Any, row: Architecture,
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for entry in entries:
-            writer.write_tensor_data(np.ascontiguousarray(entry.make()))
+            made, values = entry.make()
+            data = np.ascontiguousarray(made)
+            if loss is not None:
+                loss.add(entry, data, values())
+                sums[entry.name] = checksum(data)
+            writer.write_tensor_data(data)
     finally:
         writer.close()
+    return sums
 
 
-def read_back(path: Path, entries: list[GGUFTensor], loss: FileLoss) -> None:
-    """Every tensor of the file, as the ``gguf`` package reads and decodes it, against the values of the model.
+def checksum(data: np.ndarray) -> int:
+    """Of the bytes of an array."""
+    return crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
+
+
+def read_back(path: Path, sums: Mapping[str, int]) -> None:
+    """The file holds, as the ``gguf`` package reads it, the bytes that were compared.
 
     Raises:
-        ModelError: a tensor that is missing, or not what it should be.
+        ModelError: a tensor that is missing, or has other bytes.
     """
     import gguf
 
-    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    if lost := [entry.name for entry in entries if entry.name not in found]:
-        raise ModelError(f"the tensor {lost[0]!r} is not in the file that was written")
-    for entry in entries:
-        loss.add(entry, np.asarray(found[entry.name].data))
+    class Reader(
+        gguf.GGUFReader
+    ):  # whose views are plain arrays: a vocabulary is thousands, and of a memmap each is slow
+        data = property(lambda self: self._plain, lambda self, mapped: setattr(self, "_plain", mapped.view(np.ndarray)))
+
+    found = {tensor.name: tensor for tensor in Reader(path).tensors} if sums else {}
+    for name, known in sums.items():
+        if name not in found:
+            raise ModelError(f"the tensor {name!r} is not in the file that was written")
+        if checksum(found[name].data) != known:
+            raise ModelError(f"the tensor {name!r} has other bytes in the file than were written; nothing was kept")
 
 
 def add_metadata(writer: Any, config: Any, row: Architecture, entries: list[GGUFTensor]) -> None:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from quark.torch.export.original import FileNames
 from quark.torch.export.stored import StoredTensor
 from quark.torch.fake_quantize import Quantizer, parts
 from quark.torch.layers import own_parameter
-from quark.torch.quantized_layer import QuantLayer
+from quark.torch.quantized_layer import QuantLayer, weight_quantizer
 
 FLOATS = ("F32", "F16", "BF16")
 KINDS = {row.kind: row for row in GGML.values()}
@@ -47,7 +48,10 @@ FLOAT16 = 2.0**-10  # relative error of a tensor that is kept as float16
 SMALLEST = 2.0**-14  # the smallest float16 with all its digits
 SUMMED = 1 << 16  # terms of a float32 sum
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
+SEEN = 8  # rows of a type of GGML that the quantizer of the model rounds once more, beside those that are written
 Values = Callable[[], np.ndarray]
+Made = Callable[[], tuple[np.ndarray, Values]]
+Turn = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -58,16 +62,14 @@ class GGUFTensor:
         name: in the file.
         kind: GGML type.
         shape: of the numbers.
-        make: the data: float arrays, or bytes of blocks [rows, bytes].
-        values: what the numbers should be.
+        make: the data: float arrays, or bytes of blocks [rows, bytes]; and what the numbers should be.
         coded: the data are the codes that the model has; only their scales are rounded.
     """
 
     name: str
     kind: str
     shape: tuple[int, ...]
-    make: Values
-    values: Values
+    make: Made
     coded: bool = False
 
     def beyond(self, values: np.ndarray, apart: np.ndarray) -> int:
@@ -101,7 +103,7 @@ class FileLoss:
         """Norm of the differences over the norm of the values."""
         return float(np.sqrt(self.error / self.total)) if self.total else 0.0
 
-    def add(self, entry: GGUFTensor, data: np.ndarray) -> None:
+    def add(self, entry: GGUFTensor, data: np.ndarray, wanted: np.ndarray) -> None:
         """Compare the bytes of a tensor, decoded by the ``gguf`` package, with its values.
 
         Raises:
@@ -109,7 +111,7 @@ class FileLoss:
         """
         import gguf
 
-        wanted, kind = entry.values(), gguf.GGMLQuantizationType[entry.kind]
+        kind = gguf.GGMLQuantizationType[entry.kind]
         found = data if entry.kind in ("F32", "F16") else gguf.quants.dequantize(data, kind)
         apart = found.reshape(wanted.shape) - wanted
         over = entry.beyond(wanted, apart)
@@ -180,17 +182,22 @@ def together(name: str, entries: list[GGUFTensor]) -> GGUFTensor:
     """
     kinds = {entry.kind for entry in entries}
     if len(kinds) > 1 and "F32" in kinds:  # experts that were rescued take the others along
-        entries = [replace(entry, kind="F32", make=entry.values) for entry in entries]
+        entries = [replace(entry, kind="F32", make=partial(as_values, entry), coded=False) for entry in entries]
     elif len(kinds) > 1:
         raise ConfigError(f"{name!r}: experts of one layer have the types {', '.join(sorted(kinds))}; GGUF stacks them")
-    return GGUFTensor(
-        name,
-        entries[0].kind,
-        (len(entries), *entries[0].shape),
-        lambda: np.stack([entry.make() for entry in entries]),
-        lambda: np.stack([entry.values() for entry in entries]),
-        all(entry.coded for entry in entries),
-    )
+
+    def stacked() -> tuple[np.ndarray, Values]:
+        data, values = zip(*(entry.make() for entry in entries), strict=True)
+        return np.stack(data), lambda: np.stack([one() for one in values])
+
+    coded = all(entry.coded for entry in entries)
+    return GGUFTensor(name, entries[0].kind, (len(entries), *entries[0].shape), stacked, coded)
+
+
+def as_values(entry: GGUFTensor) -> tuple[np.ndarray, Values]:
+    """What the numbers of a tensor should be, in the place of its data."""
+    values = entry.make()[1]()
+    return values, lambda: values
 
 
 def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: GGUFTarget, loss: FileLoss) -> GGUFTensor:
@@ -206,7 +213,7 @@ def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: GGUFTarge
         return (turn(values_of(layer, slot)) + np.float32(shift)).reshape(shape)
 
     def as_type(kind: str) -> GGUFTensor:
-        return GGUFTensor(target, kind, shape, lambda: rounded(values(), kind), values)
+        return GGUFTensor(target, kind, shape, partial(made_of, values, kind))
 
     float_linear = isinstance(layer, nn.Linear) and choice.is_float and "lm_head" not in name
     wanted = choice.type_of(layer_name) if slot == "weight" and len(shape) == 2 and (coded or float_linear) else None
@@ -291,6 +298,12 @@ def check_rows(name: str, kind: str, length: int) -> None:
         raise ConfigError(f"{name!r} has rows of {length} numbers, and {kind} has blocks of {block}")
 
 
+def made_of(values: Values, kind: str) -> tuple[np.ndarray, Values]:
+    """Values as the data of a type, beside them."""
+    found = values()
+    return rounded(found, kind), lambda: found
+
+
 def rounded(values: np.ndarray, kind: str) -> np.ndarray:
     """Values as the data of a type."""
     import gguf
@@ -302,9 +315,7 @@ def rounded(values: np.ndarray, kind: str) -> np.ndarray:
     return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
 
 
-def coded_entry(
-    name: str, target: str, layer: QuantLayer, turn: Callable[[np.ndarray], np.ndarray], values: Values
-) -> GGUFTensor | None:
+def coded_entry(name: str, target: str, layer: QuantLayer, turn: Turn, values: Values) -> GGUFTensor | None:
     """A weight whose codes go into the file; None where float16 does not hold its scales.
 
     Where scales were rounded to float16 before, and codes are lost by it, the weight that they come from goes there.
@@ -319,10 +330,10 @@ def coded_entry(
     shape = shape_of(layer, own_parameter(layer))
     layout = layout_of_quantizer(quantizer, shape, "order")
     if isinstance(layout, GgmlLayout):
-        return ggml_entry(name, target, layer, layout.row, turn, values)
+        return ggml_entry(name, target, layer, layout.row, turn)
     if isinstance(layout, BlockLayout) and layout.block.name.startswith("mxfp4") and layout.block.size == BLOCK:
         check_rows(name, "MXFP4", shape[-1])
-        return GGUFTensor(target, "MXFP4", shape, lambda: mxfp4_data(layer, quantizer, layout, turn), values, True)
+        return GGUFTensor(target, "MXFP4", shape, lambda: (mxfp4_data(layer, quantizer, layout, turn), values), True)
     if not (isinstance(layout, ElementLayout) and isinstance(layout.element, Int)) or not fits(layout):
         raise ConfigError(
             f"{name!r} is {layout_name(layout)}, which no GGUF type holds; integers of 2 to 4 bits and symmetric int8 "
@@ -344,8 +355,8 @@ def coded_entry(
                 f"float model in memory (quark torch quantize), which keeps such tensors whole"
             )
         whole = turn(source.float().numpy(force=True)).reshape(values().shape)
-        return GGUFTensor(target, "F32", whole.shape, lambda: whole, lambda: whole)
-    return GGUFTensor(target, kind, shape, lambda: integer_data(kind, layer, quantizer, layout, turn), values, True)
+        return GGUFTensor(target, "F32", whole.shape, lambda: (whole, lambda: whole))
+    return GGUFTensor(target, kind, shape, lambda: (integer_data(kind, layer, quantizer, layout, turn), values), True)
 
 
 def wastes_codes(layer: QuantLayer, scale: torch.Tensor, layout: ElementLayout) -> bool:
@@ -368,10 +379,11 @@ def wastes_codes(layer: QuantLayer, scale: torch.Tensor, layout: ElementLayout) 
     return bool((small & (span > 0) & (span < levels / 2 * steps[:, 0])).any())
 
 
-def ggml_entry(
-    name: str, target: str, layer: QuantLayer, row: Ggml, turn: Callable[[np.ndarray], np.ndarray], values: Values
-) -> GGUFTensor | None:
+def ggml_entry(name: str, target: str, layer: QuantLayer, row: Ggml, turn: Turn) -> GGUFTensor | None:
     """A weight under a type of GGML; None where float16 does not hold its scales, and it was not rounded.
+
+    The codes are searched for once. What they stand for is what the quantizer of the model makes of these weights by
+    the same search; some rows it has to make itself, which shows other weights and another type.
 
     Raises:
         ModelError: only what the codes stand for is left, which would be rounded again.
@@ -382,7 +394,15 @@ def ggml_entry(
     weight = turn(source.float().numpy(force=True))
     if not row.held(weight):
         return None
-    return GGUFTensor(target, row.kind, weight.shape, lambda: row.data(weight), values, True)
+
+    @torch.no_grad()
+    def make() -> tuple[np.ndarray, Values]:
+        data, values = row.both(weight)
+        seen = turn(np.arange(len(source)).reshape(-1, 1))[:SEEN, 0]
+        values[: len(seen)] = weight_quantizer(layer)(own_parameter(layer).detach()[seen].float()).numpy(force=True)
+        return data, lambda: values
+
+    return GGUFTensor(target, row.kind, weight.shape, make, True)
 
 
 def source_of(layer: QuantLayer) -> torch.Tensor | None:
@@ -409,9 +429,7 @@ def fits(layout: ElementLayout) -> bool:
     return whole and row.bits in (2, 3, 4, 8) and not wide and not layout.stage.real_zero
 
 
-def integer_data(
-    kind: str, layer: QuantLayer, quantizer: Any, layout: ElementLayout, turn: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
+def integer_data(kind: str, layer: QuantLayer, quantizer: Any, layout: ElementLayout, turn: Turn) -> np.ndarray:
     """Codes, scales and minima of a weight as bytes."""
     values = torch.from_numpy(values_of(layer, "weight"))
     stored = store(values, quantizer, "order", frozen=True)
@@ -434,9 +452,7 @@ def in_blocks(kind: str, codes: np.ndarray, steps: np.ndarray, minima: np.ndarra
     return KINDS[kind].write(found).reshape(len(codes), -1)
 
 
-def mxfp4_data(
-    layer: QuantLayer, quantizer: Any, layout: BlockLayout, turn: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
+def mxfp4_data(layer: QuantLayer, quantizer: Any, layout: BlockLayout, turn: Turn) -> np.ndarray:
     """Codes and exponents of a weight as bytes."""
     stored = store(torch.from_numpy(values_of(layer, "weight")), quantizer, "order", frozen=True)
     codes = layout.codes.get(stored[""], layout.block.element, layout.shape, "order")
