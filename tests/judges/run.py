@@ -85,7 +85,6 @@ ONNXRUNTIME_REASONS = (
     (r"Unable to check expected shape", "the weights of integer operators are stored transposed, under another name"),
     (r"operators are \['EmbedLayerNormalization'\]", "EmbedLayerNormalization stays float"),
     (r"operators are \['(Pad|Slice)'\]", "a lone {0} computes nothing and stays float: refused"),
-    (r"operators are \['Gather'\]", "rows that are no multiple of the group stay float"),
     (r"computes on other types than float32", "dynamic kernels have no float16: refused; their file does not load"),
     (r"already quantized", "a model that is quantized in part is refused"),
     (r"'Softmax' matches no node", "a name that matches nothing is refused"),

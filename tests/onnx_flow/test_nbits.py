@@ -120,6 +120,21 @@ def test_the_preset_and_excluded_nodes() -> None:
     assert "GroupSize" not in get_default_config("MATMUL_NBITS").extra_options["MatMulNBitsParams"]
 
 
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("columns", [4, 36, 100, 228])
+def test_embeddings_whose_rows_end_inside_a_group(columns: int, symmetric: bool, bits: int) -> None:
+    nbits = NBits(GroupSize=32, Symmetric=symmetric, Bits=bits)
+    table, chosen = models.normal(9, columns, seed=columns), np.array([8, 0, 3, 3])
+    graph = f"g (int64[N] i) => (float[N, {columns}] e) {{ e = Gather (table, i) }}"
+    quantized = ModelQuantizer(config(**dict(nbits))).quantize_model(models.model(graph, {"table": table}))
+    assert quantized is not None and models.op_types(quantized) == ["GatherBlockQuantized"]
+    (found,) = models.run(quantized, {"i": chosen})
+    np.testing.assert_allclose(found, restored(table, nbits)[chosen], atol=1e-6)
+    stored = next(numpy_helper.to_array(t) for t in quantized.graph.initializer if "_Q" in t.name)
+    assert stored.nbytes == 9 * columns * bits // 8
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

@@ -96,8 +96,8 @@ def _why_not_gather(node: ir.Node, table: ir.Value, nbits: NBits) -> str | None:
     columns = (table.shape or (0, 0))[1]
     if int_attribute(node, "axis", 0) != 0:
         return "it gathers columns"
-    if not isinstance(columns, int) or columns % nbits.GroupSize:
-        return f"its rows of {columns} are not a multiple of the group size {nbits.GroupSize}"
+    if not isinstance(columns, int) or columns * nbits.Bits % 8:
+        return f"its rows of {columns} codes of {nbits.Bits} bits fill no whole bytes"
     return None
 
 
@@ -202,9 +202,11 @@ def _product(model: ir.Model, names: Names, node: ir.Node, written: Written, nbi
 
 
 def _gather(model: ir.Model, names: Names, node: ir.Node, written: Written, nbits: NBits) -> None:
-    """GatherBlockQuantized: blocks run along the rows of the table."""
+    """GatherBlockQuantized: blocks run along the rows of the table; a last block that is cut short is stored short."""
     codes, scales, points = written
-    flat, matrix = _two_axes(model, names, codes), _two_axes(model, names, scales)
+    table = node.inputs[WEIGHTS["Gather"]]
+    columns = 0 if table is None or table.const_value is None else int(table.const_value.shape.numpy()[1])
+    flat, matrix = _rows(model, names, codes, columns * nbits.Bits // 8), _rows(model, names, scales)
     numbers = {"bits": nbits.Bits, "block_size": nbits.GroupSize, "gather_axis": 0, "quantize_axis": 1}
     attributes = [ir.AttrInt64(name, value) for name, value in numbers.items()]
     inputs = [flat, node.inputs[1], matrix, *([points] if points is not None else [])]
@@ -214,10 +216,11 @@ def _gather(model: ir.Model, names: Names, node: ir.Node, written: Written, nbit
     take_over(output, node.outputs[0])
 
 
-def _two_axes(model: ir.Model, names: Names, value: ir.Value) -> ir.Value:
-    """The initializer as [rows, all the rest]; as it is where it has two axes."""
+def _rows(model: ir.Model, names: Names, value: ir.Value, width: int | None = None) -> ir.Value:
+    """The initializer as [rows, the first ``width`` of the rest]; as it is where it is that already."""
     tensor = value.const_value
-    if tensor is None or len(tensor.shape) == 2:
+    if tensor is None or (len(tensor.shape) == 2 and tensor.shape[1] == (width or tensor.shape[1])):
         return value
     array = tensor.numpy()
-    return add_initializer(model.graph, array.reshape(len(array), -1), names.fresh(f"{value.name}_rows"))
+    rows = np.ascontiguousarray(array.reshape(len(array), -1)[:, :width])
+    return add_initializer(model.graph, rows, names.fresh(f"{value.name}_rows"))
