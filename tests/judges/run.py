@@ -222,7 +222,7 @@ def reason(judge: Judge, message: str) -> str:
     for pattern, words in judge.reasons:
         found = re.search(pattern, message)
         if found:
-            return words.format(*[group[:60] for group in found.groups()])
+            return words.format(*[group[:60] for group in found.groups("")])
     return message[:100]
 
 

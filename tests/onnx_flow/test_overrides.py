@@ -204,6 +204,8 @@ def test_a_tensor_that_is_not_quantized_stays_float(caplog: pytest.LogCaptureFix
             ({name: [{"convert": {"quant_type": "uint8"}}]}, rf"\['{name}'\]: convert is for activations")
             for name in "wb"
         ),
+        ({"y": [{"convert": {"quant_type": "uint8"}}]}, r"\['y'\] convert: no node reads this tensor"),
+        ({"a": [{"convert": {"quant_type": "uint8", "recv_nodes": []}}]}, r"\['a'\] convert: no node reads this"),
     ],
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:

@@ -157,6 +157,8 @@ def _convert(model: ir.Model, plan: Plan, value: ir.Value, wanted: Override, rea
     missing = (readers or frozenset()) - {use.node.name for use in uses}
     if missing:
         raise ConfigError(f"{REASON}[{value.name!r}] convert: {sorted(missing)[0]!r} does not read this tensor")
+    if not uses:
+        raise ConfigError(f"{REASON}[{value.name!r}] convert: no node reads this tensor; give its type as quant_type")
     known, name = plan.tensors[str(value.name)], f"{value.name}_convert"
     copy = insert(model, plan, value, name, [use.node for use in uses])
     if known.readers is not None:
