@@ -127,6 +127,35 @@ def test_a_loop_is_calibrated_on_every_iteration() -> None:
             assert sqnr(reference, found) > 25
 
 
+@pytest.mark.parametrize("state", ["float[2, 4] s", "float[k, 4] s", "float[2, 8] s", "float[8] s", "float[2, 2, 2] s"])
+@pytest.mark.parametrize("number", ["int64 i", "int64[1] i"])
+def test_a_body_may_declare_other_shapes_than_it_gets(number: str, state: str) -> None:
+    """Converters write the number of the iteration as int64[1], and shapes of states that few iterations have: ONNX
+    Runtime reads what comes."""
+    text = """
+    loop (float[2, 4] x, int64[n] size) => (float[m, 4] y) {
+        first = Reshape (x, size)
+        y = Loop (count, go, first) <
+            body = step (NUMBER, bool c, STATE) => (bool again, float[p, 4] t) {
+                again = Identity (c)
+                rows = Reshape (s, four)
+                h = MatMul (rows, w)
+                a = Tanh (h)
+                t = Concat <axis = 0> (a, rows)
+            }
+        >
+    }""".replace("NUMBER", number).replace("STATE", state)
+    constants = {"four": np.array([-1, 4]), "count": np.array(3), "go": np.array(True)}
+    proto = models.model(text, {"w": models.normal(4, 4), **constants})
+    feeds = [{"x": models.normal(2, 4, seed=k), "size": np.array([2, 4])} for k in range(6)]
+    result = quantized(proto, feeds)
+    (body,) = bodies(result)
+    assert "QuantizeLinear" in kinds(body)
+    for feed in feeds:
+        (reference,), (found,) = models.run(proto, feed), models.run(result, feed)
+        assert reference.shape == found.shape == (16, 4) and sqnr(reference, found) > 25
+
+
 def test_a_body_inside_a_body() -> None:
     graph = """
     nested (float[2, 4] x, bool flag) => (float[2, 4] y) {

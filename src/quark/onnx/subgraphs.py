@@ -12,10 +12,11 @@ a guess. Weights of a body are serialized once. Not handled: Scan, and algorithm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,8 @@ from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.settings import request_of
 from quark.report.values import Weakness
 
+LOOKED_AT = 64
+"""Iterations whose values the inputs of a body are held against."""
 _Done = tuple[ir.Model, Plan, tuple[Weakness, ...]]
 
 
@@ -80,6 +83,7 @@ def quantize_bodies(model: ir.Model, job: Job, reader: Any, known: Sequence[Node
             continue
         body, captured = alone(graph, model)
         feeds = None if reader is None else Fed(partial(_feeds, model, (node, attribute), body, captured, reader))
+        _correct_shapes(body, feeds or ())
         with _located(place_of(node, attribute), job):
             made = _quantized(body, in_place(job, place_of(node, attribute)), feeds, known)
         if isinstance(made, str):
@@ -116,6 +120,7 @@ def entered(model: ir.Model, job: Job, feeds: Fed, outer: str = "") -> Iterator[
         if next(iter(inside), None) is None:
             continue
         place = place_of(node, attribute)
+        _correct_shapes(body, inside)
         ready(body, job)
         found = Entered(outer + place, outer, str(node.name), attribute, body, captured, inside, in_place(job, place))
         yield found
@@ -266,17 +271,51 @@ def _value(value: ir.Value | None, seen: Mapping[str, np.ndarray]) -> np.ndarray
 def _iterations(
     body: ir.Model, given: list[np.ndarray | None], around: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The feeds of every iteration of a Loop: its number, its condition, its state."""
-    names = [str(value.name) for value in body.graph.inputs if value.name not in around]
+    """The feeds of every iteration of a Loop: its number, its condition, its state.
+
+    ONNX wants scalars for the first two; ONNX Runtime hands one value in one dimension to a body that declares it so.
+    """
+    formal = [value for value in body.graph.inputs if value.name not in around]
+    ranks = [1 if value.shape is not None and len(value.shape) == 1 else 0 for value in formal[:2]]
     outputs = [str(value.name) for value in body.graph.outputs]
-    runner = Runner(body, outputs)
+    runner = Runner(_unshaped(body), outputs)
     limit = None if given[0] is None else int(np.asarray(given[0]).reshape(()))
     condition = True if len(given) < 2 or given[1] is None else bool(np.asarray(given[1]).reshape(()))
     state, number = [np.asarray(value) for value in given[2:]], 0
     while condition and (limit is None or number < limit):
-        formal = [np.asarray(number, np.int64), np.asarray(condition), *state]
-        feed = {**dict(zip(names, formal, strict=True)), **around}
+        counted = [
+            np.full((1,) * rank, value) for rank, value in zip(ranks, (np.int64(number), condition), strict=True)
+        ]
+        feed = {**{str(one.name): value for one, value in zip(formal, [*counted, *state], strict=True)}, **around}
         yield feed
         found = runner.run(feed).values
         condition = bool(np.asarray(found[outputs[0]]).reshape(()))
         state, number = [found[name] for name in outputs[1 : 1 + len(state)]], number + 1
+
+
+def _unshaped(body: ir.Model) -> ir.Model:
+    """The body with inputs of any shape."""
+    made = body.clone()
+    for value in made.graph.inputs:
+        value.shape = None
+    return made
+
+
+def _correct_shapes(body: ir.Model, feeds: Iterable[Feed]) -> None:
+    """Take back, in place, shapes of inputs that do not hold.
+
+    What enters a body may have another shape than its input declares, and another in the next iteration: runtimes read
+    the shape of what comes. The body alone is a model, and is held to what it declares.
+    """
+    declared = {str(value.name): value for value in body.graph.inputs}
+    for feed in islice(feeds, LOOKED_AT):
+        for name, array in feed.items():
+            shape = declared[name].shape
+            if shape is None or len(shape) != np.ndim(array):
+                declared[name].shape = None
+                continue
+            free = (
+                None if isinstance(size, int) and size != n else size
+                for size, n in zip(shape, np.shape(array), strict=True)
+            )
+            declared[name].shape = ir.Shape(free)
