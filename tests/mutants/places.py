@@ -143,8 +143,8 @@ def _changes(tree: ast.Module, quick: Set[str]) -> Iterator[tuple[ast.expr, ast.
 
 
 def _code(node: ast.AST, told: set[ast.AST]) -> Iterator[ast.expr]:
-    """The expressions that run: no annotations, decorators, errors, formatted texts or patterns."""
-    if isinstance(node, ast.Raise | ast.JoinedStr | ast.pattern) or node in told:
+    """The expressions that run: no annotations, decorators, errors, logs, formatted texts or patterns."""
+    if isinstance(node, ast.Raise | ast.JoinedStr | ast.pattern) or _is_log(node) or node in told:
         return
     if isinstance(node, ast.keyword) and node.arg in ("strict", "indent", "copy", "ignore_cleanup_errors"):
         return

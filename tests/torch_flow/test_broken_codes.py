@@ -18,7 +18,9 @@ from tests.torch_flow.test_other_programs import FOLDERS, folder_of
 from tests.torch_flow.test_prequantized import FORMATS, source
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
+from quark.cli import main
 from quark.errors import QuarkError
+from quark.torch import import_model_from_safetensors
 from quark.torch.files.foreign import model_to_run
 from quark.torch.files.prequantized import dequantize_checkpoint
 
@@ -170,4 +172,40 @@ def test_damaged_folders_as_models(kind: str, folders: Callable[[str], Path], tm
                 assert str(error).strip()
             except Exception as error:
                 wrong.append(f"{name.removeprefix(WEIGHT)}, {damage}: {type(error).__name__}: {str(error)[:80]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def is_unfinished(folder: Path) -> bool:
+    return (folder / "quark_progress.json").exists() and not (folder / "config.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_folders_file_by_file(
+    kind: str, folders: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``quantize-files`` decodes and codes anew: a folder that loads, or one sentence and nothing but its progress."""
+    given, wrong = load_file(folders(kind) / "model.safetensors"), []
+    config = json.loads((folders(kind) / "config.json").read_text())
+    made: dict[str, tuple[Tensors | None, Any]] = {}
+    for name in (name for name in given if name.startswith(WEIGHT)):
+        for damage, change in DAMAGES.items():
+            found, left = change(given[name]), {key: value for key, value in given.items() if key != name}
+            made[f"{name}, {damage}"] = left if found is None else {**left, name: found}, None
+    for key in config.get("quantization_config", {}):
+        said = {**config["quantization_config"], key: "x"}
+        made[f"{key}, a word"] = None, {**config, "quantization_config": said}
+    for what, (tensors, words) in made.items():
+        folder, out = changed(folders(kind), tmp_path / "d", tensors, words), tmp_path / "out" / "q"
+        shutil.rmtree(out.parent, ignore_errors=True)
+        try:
+            code = main(["torch", "quantize-files", str(folder), "-o", str(out), "-s", "int8_wo_per_channel"])
+        except Exception as error:
+            wrong.append(f"{what}: {type(error).__name__}: {str(error)[:80]}")
+            continue
+        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        if code == 0:
+            import_model_from_safetensors(None, out)
+        elif code != 1 or len(errors) != 1 or not (is_unfinished(out) or not any(out.parent.glob("*"))):
+            wrong.append(f"{what}: exit {code}, {errors}, {sorted(out.parent.rglob('*'))}"[:200])
     assert not wrong, "\n".join(wrong)

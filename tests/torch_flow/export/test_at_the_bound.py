@@ -161,3 +161,38 @@ def test_matrices_with_scales_along_their_rows_are_compared_together(name: str) 
         layer._modules["weight_quantizer"] = stored
     found: Any = verify.Coded(None, "w", layer, "weight")  # type: ignore[arg-type]
     assert (found.key is None) is alone
+
+
+CODES = ("a.weight", "b.weight", "a.weight_packed", "b.weight_packed")
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "packed", "said"),
+    [
+        (CODES, ["c.weight"], ["c"], "it joins 'c.weight' of several tensors"),
+        (CODES, ["c.weight"], [], None),  # nothing is packed
+        (CODES, ["d.weight"], ["c"], None),  # a tensor that the model lacks
+        (CODES[:2], ["c.weight"], ["c"], None),  # float tensors alone are joined
+        (None, ["c.weight"], ["c"], "it makes several tensors of one"),
+    ],
+)
+def test_joins_of_packed_weights_have_no_way_back(
+    sources: Any, targets: list[str], packed: list[str], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    def changed(steps: Any, view: Any) -> Any:
+        if sources is None:
+            raise ValueError("no such conversion")
+        return [SimpleNamespace(source_patterns=list(sources), target_patterns=targets)]
+
+    reader = SimpleNamespace(validate_environment=lambda: None, update_weight_conversions=changed)
+    monkeypatch.setattr(AutoHfQuantizer, "from_config", staticmethod(lambda described: reader))
+    monkeypatch.setattr(transformers_reads, "conversions_of", lambda model: [SimpleNamespace(operations=())])
+    names: Any = SimpleNamespace(model=nn.ModuleDict({"c": nn.Linear(2, 2)}))
+    found = transformers_reads.conversions({}, names, ["c"], packed)
+    assert found is None if said is None else str(found).startswith(said)
+    monkeypatch.setattr(transformers_reads, "conversions_of", lambda model: [object()])
+    assert transformers_reads.conversions({}, names, ["c"], packed) is None

@@ -15,10 +15,8 @@ from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Group, Tensor
-from quark.onnx.qdq import slots
 from quark.onnx.qdq.channel_axes import has_channels, is_off_channel
 from quark.onnx.qdq.node_kinds import block_size
-from quark.onnx.qdq.op_rules import OpRule
 
 #: Bits of the widest codes whose product of scales can be a bias's.
 WIDEST_WITH_BIAS = 16
@@ -46,10 +44,9 @@ def why_no_product(node: ir.Node, bias: ir.Value, data: TensorSpec, weight: Tens
     return None
 
 
-def shared_scale(node: ir.Node, rule: OpRule, layer: LayerSpec, bias: ir.Value, plan: Plan) -> ir.Value | None:
+def shared_scale(node: ir.Node, layer: LayerSpec, bias: ir.Value, plan: Plan) -> ir.Value | None:
     """The tensor whose scale times the input's is that of the bias; ``None`` where there is no such product."""
-    weight = slots.weight_input(node, rule)
-    scaled = node.inputs[rule.weight if weight is not None and rule.weight is not None else 1]
+    scaled = node.inputs[1]
     if layer.inputs is None or layer.weight is None or scaled is None or (scaled.name or "") not in plan.tensors:
         return None
     granularity = plan.tensors[scaled.name or ""].spec.granularity

@@ -388,7 +388,7 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
         return
     own = layer.bias or (layer.weight if biases.like_weight(layer.weight, placement.job) else None)
     rescaled = own is not None and own.row.onnx_type == "INT32" and options.AdjustBiasScale
-    scale_tensor = biases.shared_scale(node, rule, layer, bias, placement.plan) if own is None or rescaled else None
+    scale_tensor = biases.shared_scale(node, layer, bias, placement.plan) if own is None or rescaled else None
     if own is not None and scale_tensor is None:
         _add_constant(node, bias, in_blocks(replace(own, granularity=Tensor()), bias), reason, placement)
     if scale_tensor is None:
