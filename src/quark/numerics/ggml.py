@@ -64,8 +64,8 @@ class Ggml(Block):
     fit: Fit = field(kw_only=True)
     write: Callable[[Fields], np.ndarray] = field(kw_only=True)
     signed: bool = field(kw_only=True)
-    sub: int = BLOCK
-    units: int = 1
+    sub: int = field(kw_only=True)
+    units: int = field(kw_only=True)
 
     @property
     def bits(self) -> float:
