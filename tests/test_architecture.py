@@ -293,3 +293,12 @@ def test_a_class_name_means_one_thing() -> None:
     assert not {name: found for name, found in twice.items() if name not in TWO_DIALECTS}
     flows = {name: {module.split(".")[1] for module in twice[name]} for name in TWO_DIALECTS & set(twice)}
     assert all(len(found) > 1 for found in flows.values()), flows
+
+
+def test_the_source_distribution_has_every_file_of_the_root() -> None:
+    """What `make` and the pages name must be there for a reader without a checkout."""
+    settings = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    given = set(settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"])
+    done = subprocess.run(["git", "ls-files"], cwd=SOURCE.parent, capture_output=True, text=True, check=False)
+    root = {name.partition("/")[0] for name in done.stdout.splitlines() if not name.startswith((".", '"'))}
+    assert root - given <= {"pyproject.toml"}  # which hatch adds by itself
