@@ -54,16 +54,31 @@ REFUSED = [
     ["sensitivity", "model", "-s", "int4_wo_32"],
     ["search", "model", "-s", "int4_wo_32", "-o", "plan.yaml"],
 ]
+TYPED = ("model", "-o", "out", "-s")
+REFUSED += [
+    [command, *TYPED, *words]
+    for command in ("quantize", "quantize-files")
+    for words in (
+        *([name] for name in refusals.STATIC),
+        *(["int4_wo_32", "-a", name] for name in refusals.SAMPLED),
+        *(["int4_wo_32", "--kv-cache", name] for name, static in refusals.CACHES.items() if static),
+    )
+]
 
 
 def test_no_refusal_loads_torch(tmp_path: Path) -> None:
-    """One process types all of them."""
+    """One process types all of them; none opens the file with the tensors."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"no tensors")
     code = f"""
 import sys
 from quark.cli import main
-print([main(["torch", *words]) for words in {REFUSED!r}], [m for m in ("torch", "transformers") if m in sys.modules])
+opened = []
+sys.addaudithook(lambda event, given: opened.append(given[0]) if event == "open" else None)
+codes = [main(["torch", *words]) for words in {REFUSED!r}]
+read = [name for name in opened if str(name).endswith("model.safetensors")]
+print(codes, [m for m in ("torch", "transformers") if m in sys.modules] + read)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == [f"{[1] * len(REFUSED)} []"], done.stdout + done.stderr
