@@ -159,7 +159,7 @@ def test_matrices_with_scales_along_their_rows_are_compared_together(name: str) 
         stored.layout = type("L", (), {"shape": (16, 8)})()
         stored.quantizer = lambda value: held  # type: ignore[method-assign]
         layer._modules["weight_quantizer"] = stored
-    found: Any = verify.Coded(None, "w", layer, "weight")  # type: ignore[arg-type]
+    found: Any = verify.CodedSlot(None, "w", layer, "weight")  # type: ignore[arg-type]
     assert (found.key is None) is alone
 
 
