@@ -42,7 +42,7 @@ def quantized(model: onnx.ModelProto, preset: str, **options: object) -> onnx.Mo
     return made
 
 
-@pytest.mark.parametrize("preset", ["A8W8", "A8W8_CPU", "XINT8", "U8U8_AAWA"])
+@pytest.mark.parametrize("preset", ["A8W8", "A8W8_CPU", "XINT8", "U8U8_AAWA", "UINT8_DYNAMIC_QUANT"])
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("op_type", GATES)
 def test_weights_in_a_quarter_of_the_bytes(op_type: str, directions: int, preset: str) -> None:

@@ -49,12 +49,12 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
         elif tensor.role == "activation":
             _activation(model.graph, item)
         else:
-            uses = _uses(item)
+            uses = uses_of(item)
             rows = [use.node for use in uses if is_lookup(item, use)]
             others = [use for use in uses if not is_lookup(item, use)]
             lookups += [(item, rows)] if rows else []
             if others or not rows:
-                _constant(model.graph, item, others)
+                write_constant(model.graph, item, others)
     for item, nodes in lookups:  # they put other values in the place of those that the plan names
         write_lookups(item, nodes)
     for name, weights in apart.items():
@@ -66,14 +66,14 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     return _with_functions(model)
 
 
-def _uses(item: QuantizedTensor) -> list[Any]:
+def uses_of(item: QuantizedTensor) -> list[Any]:
     """The readers of the quantized values."""
     readers = item.tensor.readers
     return [use for use in item.value.uses() if readers is None or (use.node.name or "") in readers]
 
 
 def _activation(graph: ir.Graph, item: QuantizedTensor) -> None:
-    uses, tensor = _uses(item), item.tensor
+    uses, tensor = uses_of(item), item.tensor
     build = _in_float32(ACTIVATION_NODES[activation_kind(tensor.spec, item.options)])
     if item.options.DedicatedQDQPair and len(uses) > 1:
         for number, use in enumerate(uses, 1):
@@ -106,7 +106,8 @@ def _insert(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> None:
         graph.insert_before(graph[0], nodes)
 
 
-def _constant(graph: ir.Graph, item: QuantizedTensor, uses: list[Any]) -> None:
+def write_constant(graph: ir.Graph, item: QuantizedTensor, uses: list[Any]) -> None:
+    """Store the codes of a constant; ``uses`` read what is made of them."""
     options, spec = item.options, item.tensor.spec
     if options.EnableVaimlBF16 and spec.row.onnx_type == "BFLOAT16":
         read = rounded_constant(item)

@@ -13,6 +13,7 @@ from quark.config.plan import Plan
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
+    all_values,
     constant_array,
     input_at,
     int_attribute,
@@ -22,8 +23,12 @@ from quark.onnx.graph.surgery import (
     take_over,
     tensor_of,
 )
+from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.dynamic import gemm_factors, kept_attributes
+from quark.onnx.qdq.emit import uses_of, write_constant
+from quark.onnx.qdq.initializers import ParameterInitializers
 from quark.onnx.qdq.node_kinds import onnx_type
+from quark.onnx.qdq.recurrent import is_alone
 from quark.onnx.qdq.store import codes_of
 
 MICROSOFT = "com.microsoft"
@@ -99,8 +104,12 @@ def emit_dynamic(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     """Rewrite the quantized nodes of ``model``, which is used up."""
     writer = Writer(model, plan, Names(model))
     for node in list(model.graph):
-        if plan.nodes[node.name or ""].quantized:
+        if plan.nodes[node.name or ""].quantized and node.op_type in BUILDERS:
             BUILDERS[node.op_type](writer, node)
+    values, parameters = {value.name: value for value in all_values(model)}, ParameterInitializers(model)
+    for tensor in filter(is_alone, plan):
+        item = QuantizedTensor(tensor, values[tensor.name], parameters, options)
+        write_constant(model.graph, item, uses_of(item))
     remove_unused(model)
     return model
 

@@ -19,6 +19,8 @@ from quark.onnx.qdq.emit_dynamic import emit_dynamic
 from quark.onnx.qdq.nbits import emit_nbits, no_parameters, place_nbits
 from quark.onnx.qdq.parameters import set_parameters
 from quark.onnx.qdq.place import place
+from quark.onnx.qdq.recurrent import store_weights
+from quark.onnx.qdq.selection import bound
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,15 @@ def _named_apart(written: Callable[[ir.Model, Plan, Options], ir.Model]) -> Call
     return emit_apart
 
 
+def _place_dynamic(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
+    """What has dynamic kernels, and the weights of recurrent layers that have none."""
+    plan = place_dynamic(model, job, before)
+    store_weights(model, plan, job, bound(model, job, before))
+    return plan
+
+
 MODES: dict[str, Mode] = {
     "static": Mode(place, set_parameters, _named_apart(emit)),
     "nbits": Mode(place_nbits, no_parameters, _named_apart(emit_nbits)),
-    "dynamic": Mode(place_dynamic, set_parameters, _named_apart(emit_dynamic)),
+    "dynamic": Mode(_place_dynamic, set_parameters, _named_apart(emit_dynamic)),
 }
