@@ -12,7 +12,7 @@ import onnx
 import pytest
 from tests.onnx_flow import models
 
-from quark.cli import main, verdicts
+from quark.cli import comparison, main, verdicts
 from quark.onnx import ModelQuantizer, latency, tuned_speed
 from quark.onnx.coverage import coverage
 from quark.onnx.graph.model import load
@@ -133,6 +133,19 @@ def test_a_comparison_that_is_bad_names_the_command_that_searches(tmp_path: Path
     line = advised(said, "quark auto", capsys)
     assert run_again(f"{line} --for size --minutes 0.02") == 0
     assert (tmp_path / "q_best.onnx").exists()
+
+
+def test_a_comparison_tells_the_speed_and_what_is_faster(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*written(tmp_path, LAYERS, **weights()), "-p", "A8W8", "--no-check"]
+    assert main(words) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(comparison, "median_seconds", lambda *args, **more: {"float": 1.0, "quantized": 2.0})
+    line = advised(["onnx", "compare", words[2], words[4], "--data", words[6]], "TuneSpeed", capsys)
+    assert run_again(line) == 0 and (tmp_path / "q_timed.onnx").is_file()
+    assert main(["onnx", "compare", words[2], words[4], "--data", words[6]]) == 0
+    assert "speed     slower: 0.50 times" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("preset", "purpose"), [("XINT8", "npu"), ("A8W8_CPU", "cpu"), ("MATMUL_NBITS", "size")])

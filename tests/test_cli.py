@@ -339,11 +339,16 @@ def test_bounds_that_cannot_be_meant(folder: Path, capsys: Capture) -> None:
         assert words in capsys.readouterr().err
 
 
-def test_compare_ends_with_a_verdict_and_holds_to_a_bound(folder: Path, capsys: Capture) -> None:
+def test_compare_ends_with_a_verdict_and_holds_to_a_bound(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quark.cli.comparison.median_seconds", lambda *_, **__: {"float": 2.0, "quantized": 1.0})
     files = [str(folder / name) for name in ("model.onnx", "q.onnx", "samples.npz")]
     words = ["onnx", "compare", *files[:2], "--data", files[2]]
     assert main([*words, "--fail-under", "sqnr=20"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]] == ["accuracy", "size", "coverage"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-4:]] == [
+        *("accuracy", "speed", "size", "coverage")
+    ]
     for bound, said in (("sqnr=90", "the worst output, '"), ("kept=0.9", "too few answers")):
         assert main([*words, "--fail-under", bound]) == 3
         told = capsys.readouterr().err

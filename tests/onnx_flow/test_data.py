@@ -23,6 +23,7 @@ from quark.onnx.data import (
     samples_of,
 )
 from quark.onnx.data_files import PathDataReader
+from quark.onnx.graph.model import load
 
 IMAGE = ModelInput("image", (None, 3, 4, 4), np.dtype(np.float32))
 IDS = ModelInput("ids", (1, None), np.dtype(np.int64))
@@ -144,6 +145,7 @@ def fits(*samples: Any, inputs: tuple[ModelInput, ...] = (IMAGE,)) -> list[dict[
     [
         ({"imag": image()}, r"sample 1 has 'imag', which is not an input of the model\. Did you mean 'image'\?"),
         ({}, r"sample 1 lacks the input 'image'; it has nothing"),
+        ({"image": image().transpose(0, 2, 3, 1)}, r"at the other end: array.transpose\(0, 3, 1, 2\)\)"),
         ({"image": image()[0]}, r"sample 1: .*\[3, 4, 4\] does not fit the input 'image' .*\(add the batch axis"),
         ({"image": np.zeros((1, 1, 4, 4), np.float32)}, r"sample 1: .*\[1, 1, 4, 4\] .*\[any, 3, 4, 4\]"),
         ({"image": image() / 3.0 + np.float64(1e-12)}, r"sample 1: values of type float64 .*float32.* without loss"),
@@ -379,3 +381,14 @@ def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"a\.png' is not a readable image"):
         PathDataReader(convolution(), tmp_path).get_next()
+
+
+def test_a_size_of_0_is_a_size() -> None:
+    """A cache that is empty: generated data had entries in it, and did not fit."""
+    proto = models.model(
+        "g (float[1, 2, 0, 4] past, float[1, 2, N, 4] x) => (float y) { y = Concat<axis = 2>(past, x) }"
+    )
+    feed = RandomDataReader(proto, data_size=1).get_next()
+    assert feed is not None and feed["past"].shape == (1, 2, 0, 4) and feed["x"].shape == (1, 2, 32, 4)
+    with pytest.raises(DataError, match=r"does not fit the input 'past' \(float32, \[1, 2, 0, 4\]\)"):
+        list(checked([{**feed, "past": feed["x"]}], inputs_of(load(proto))))

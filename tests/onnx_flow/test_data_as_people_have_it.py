@@ -260,6 +260,8 @@ def test_how_pictures_were_read_lies_beside_the_model(tmp_path: Path, capsys: py
     assert main(["onnx", "compare", str(tmp_path / "m.onnx"), made, "--data", str(tmp_path / "data")]) == 0
     assert f"{FILE}' has it (mean [10.0, 20.0, 30.0], scale 1.0, bgr True)" in " ".join(capsys.readouterr().err.split())
     assert main(words) == 0, "a file of ours is replaced"
+    assert "scale: 255.0" in beside.read_text() and "resize: stretch" in beside.read_text()
+    assert read_beside(Path(made)) == Preprocessing()
     assert read_beside(Path(made)) == Preprocessing()
     for text, sentence in (
         ("mean: [a]", r"\['mean'\]"),

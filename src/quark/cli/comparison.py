@@ -71,15 +71,16 @@ def run(request: Compare) -> None:
 def _compared(request: Compare, path: Path, samples: Any, causing: bool) -> ComparedModel:
     with bars() as update:
         found = compare(request.model, path, samples, progress=lambda done: update("compare", done, len(samples)))
-        if not causing:
-            return ComparedModel(path, found, _verdict(request, path, found, {}))
-        measured = causes(request.model, path, samples, progress=lambda done: update("causes", done, SAMPLES))
+        measured = None
+        if causing:
+            measured = causes(request.model, path, samples, progress=lambda done: update("causes", done, SAMPLES))
+            found = with_causes(found, measured)
     seconds = median_seconds({"float": request.model, "quantized": path}, next(iter(samples)))
-    return ComparedModel(path, with_causes(found, measured), _verdict(request, path, found, seconds), measured)
+    return ComparedModel(path, found, _verdict(request, path, found, seconds), measured)
 
 
 def _verdict(request: Compare, path: Path, found: Comparison, seconds: Mapping[str, float]) -> Verdict:
-    """The lines about one quantized model; how fast it is, `quantize` and the page tell."""
+    """The lines about one quantized model."""
     source = request.source
     where = "on generated data, which says little" if source.random else f"on {found.samples} samples"
     subject = Subject(request.model, path, None, source_words(source), where)

@@ -47,7 +47,7 @@ class ModelInput:
     dtype: np.dtype | None
 
     def __str__(self) -> str:
-        sizes = "any shape" if self.shape is None else [size or "any" for size in self.shape]
+        sizes = "any shape" if self.shape is None else ["any" if size is None else size for size in self.shape]
         return f"{self.name!r} ({self.dtype}, {sizes})".replace("'any'", "any")
 
 
@@ -309,14 +309,23 @@ def _fitted(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
     return array
 
 
+def _fits(wanted: Sequence[int | None], given: Sequence[int]) -> bool:
+    return len(wanted) == len(given) and all(one in (None, size) for one, size in zip(wanted, given, strict=True))
+
+
+def _turned(one: ModelInput, array: np.ndarray) -> str:
+    """A hint where the channels of pictures stand at the other end."""
+    for order in ((0, 3, 1, 2), (0, 2, 3, 1)):
+        if array.ndim == 4 and _fits(one.shape or (), [array.shape[axis] for axis in order]):
+            return f" (its channels are at the other end: array.transpose{order})"
+    return ""
+
+
 def _check_shape(array: np.ndarray, one: ModelInput, index: int) -> None:
     if one.shape is None:
         return
-    same = len(one.shape) == array.ndim and all(
-        size in (None, given) for size, given in zip(one.shape, array.shape, strict=True)
-    )
-    if not same:
-        hint = " (add the batch axis: array[None])" if array.ndim == len(one.shape) - 1 else ""
+    if not _fits(one.shape, array.shape):
+        hint = " (add the batch axis: array[None])" if array.ndim == len(one.shape) - 1 else _turned(one, array)
         raise DataError(f"sample {index}: the array of shape {list(array.shape)} does not fit the input {one}{hint}")
 
 
@@ -436,7 +445,7 @@ def _random_shape(one: ModelInput, given: Sequence[int] | None) -> tuple[int, ..
         if one.shape is None:
             raise DataError(f"the input {one} has no rank: give its shape in RandomDataReaderInputShape")
         usual = {2: (1, 16), 4: (1, 3, 32, 32)}.get(len(one.shape), (1,) * len(one.shape))
-        return tuple(size or default for size, default in zip(one.shape, usual, strict=True))
+        return tuple(default if size is None else size for size, default in zip(one.shape, usual, strict=True))
     sizes = tuple(given)
     fits = one.shape is None or (
         len(sizes) == len(one.shape) and all(size in (None, own) for size, own in zip(one.shape, sizes, strict=True))

@@ -27,10 +27,14 @@ class _Fields(Schema):
 
 
 def text_of(settings: Preprocessing) -> str:
-    """What the file says: the fields that are not at their default."""
+    """What the file says: every field, since other programs have other defaults; of a function its name alone."""
     import yaml
 
-    return f"# {MARK}: pixel / scale - mean, / std\n{yaml.safe_dump(settings.to_dict(), sort_keys=False)}"
+    said = settings.to_dict()
+    usual = (
+        {} if settings.function else {"scale": 255.0, "mean": [0.0], "std": [1.0], "bgr": False, "resize": "stretch"}
+    )
+    return f"# {MARK}: pixel / scale - mean, / std\n{yaml.safe_dump({**usual, **said}, sort_keys=False)}"
 
 
 def read_beside(model: Path) -> Preprocessing | None:
