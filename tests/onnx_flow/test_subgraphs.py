@@ -156,6 +156,47 @@ def test_a_body_may_declare_other_shapes_than_it_gets(number: str, state: str) -
         assert reference.shape == found.shape == (16, 4) and sqnr(reference, found) > 25
 
 
+SCANS = {"forwards": "", "backwards": ", scan_input_directions = [1, 0]", "last axis": ", scan_input_axes = [2, 0]"}
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "A8W8_CPU", "XINT8", "UINT8_DYNAMIC_QUANT"])
+@pytest.mark.parametrize("way", SCANS)
+def test_a_scan_is_calibrated_on_every_step(way: str, preset: str) -> None:
+    """The steps grow, and each of them is quantized with what it is handed: the way of the Scan decides which."""
+    shape = "2, 64, 5" if way == "last axis" else "5, 2, 64"
+    graph = f"""
+    g (float[{shape}] x, float[5, 2, 64] z) => (float[2, 64] last, float[5, 2, 64] y) {{
+        r = Relu (z)
+        last, y = Scan <num_scan_inputs = 2{SCANS[way]},
+            body = step (float[2, 64] s, float[2, 64] one, float[2, 64] other) => (float[2, 64] t, float[2, 64] seen) {{
+                m = MatMul (s, w)
+                n = MatMul (one, v)
+                a = Add (m, n)
+                b = Add (a, other)
+                t = Tanh (b)
+                seen = MatMul (t, w)
+            }}
+        > (start, x, r)
+    }}"""
+    weights = {
+        "w": models.normal(64, 64, scale=0.1),
+        "v": models.normal(64, 64, seed=1),
+        "start": np.zeros((2, 64), np.float32),
+    }
+    proto = models.model(graph, weights, 17)
+    steps = np.arange(5, dtype=np.float32).reshape((1, 1, 5) if way == "last axis" else (5, 1, 1))
+    sizes = [int(size) for size in shape.split(",")]
+    feeds = [
+        {"x": steps * models.normal(*sizes, seed=k) / 10, "z": models.normal(5, 2, 64, seed=k + 9)} for k in range(4)
+    ]
+    config = get_default_config(preset)
+    config.extra_options.update(PrintSummary=False)
+    made = ModelQuantizer(Config(global_quant_config=config)).run(proto, None, feeds).proto
+    assert made is not None and made.ByteSize() < proto.ByteSize() / 2
+    for reference, found in zip(models.run(proto, feeds[0]), models.run(made, feeds[0]), strict=True):
+        assert sqnr(reference, found) > 20
+
+
 def test_a_body_inside_a_body() -> None:
     graph = """
     nested (float[2, 4] x, bool flag) => (float[2, 4] y) {

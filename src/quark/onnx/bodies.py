@@ -1,4 +1,4 @@
-"""Bodies of If and Loop as models of their own: which are quantized, how they are called, what they read.
+"""Bodies of If, Loop and Scan as models of their own: which are quantized, how they are called, what they read.
 
 A node or tensor of a body is called ``node/body/name`` in plans and configurations: its place, then its name.
 """
@@ -19,7 +19,7 @@ from quark.onnx.graph import model as files
 from quark.onnx.graph.surgery import bodies, is_constant
 from quark.onnx.qdq.selection import known_nodes
 
-CONTROL = ("If", "Loop")
+CONTROL = ("If", "Loop", "Scan")
 #: What makes a body worth quantizing.
 LAYERS = frozenset(["Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"])
 

@@ -1,13 +1,13 @@
-"""Quantize the bodies of If and Loop: those that hold layers, or all of them (EnableSubgraph).
+"""Quantize the bodies of If, Loop and Scan: those that hold layers, or all of them (EnableSubgraph).
 
 Each body becomes a model of its own: what it reads of the graph around it becomes inputs (constants become weights),
 and the whole flow runs on it: passes, placement, calibration, emission. Its calibration data is what the float model
-hands it: for an If, the values around it in every sample that takes that branch; for a Loop, the state of every
-iteration, which is run here one by one. The quantized body then takes the place of the float one. Bodies inside bodies
-likewise.
+hands it: for an If, the values around it in every sample that takes that branch; for a Loop or Scan, the state of
+every iteration, which is run here one by one. The quantized body then takes the place of the float one. Bodies inside
+bodies likewise.
 
 A body that no calibration sample enters stays float, and the report says so: a range that nothing was seen of would be
-a guess. Weights of a body are serialized once. Not handled: Scan, and algorithms that tune weights.
+a guess. Weights of a body are serialized once. Not handled: algorithms that tune weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import all_values, is_constant, label, read_nothing
+from quark.onnx.graph.surgery import all_values, int_attribute, ints_attribute, is_constant, label, read_nothing
 from quark.onnx.integer_lstms import keep_exact
 from quark.onnx.passes import constants
 from quark.onnx.pipeline import BODY, run_steps
@@ -258,8 +258,32 @@ def _feeds(
             wanted = "then_branch" if bool(np.asarray(given[0]).reshape(())) else "else_branch"
             if wanted == attribute:
                 yield around
-        else:
+        elif node.op_type == "Loop":
             yield from _iterations(body, given, around)
+        else:
+            yield from _steps(node, body, given, around)
+
+
+def _steps(
+    node: ir.Node, body: ir.Model, given: list[np.ndarray | None], around: Mapping[str, np.ndarray]
+) -> Iterator[dict[str, np.ndarray]]:
+    """The feeds of every step of a Scan: its state, and one slice of every tensor that it goes through."""
+    names = [str(value.name) for value in body.graph.inputs if value.name not in around]
+    arrays, count = [np.asarray(value) for value in given], int_attribute(node, "num_scan_inputs", 0)
+    state, through = arrays[: len(arrays) - count], arrays[len(arrays) - count :]
+    axes = ints_attribute(node, "scan_input_axes") or [0] * count
+    backwards = ints_attribute(node, "scan_input_directions") or [0] * count
+    turned = [
+        np.moveaxis(one, axis, 0)[:: -1 if back else 1]
+        for one, axis, back in zip(through, axes, backwards, strict=True)
+    ]
+    kept = [str(value.name) for value in body.graph.outputs[: len(state)]]
+    runner = Runner(body, kept)
+    for step in zip(*turned, strict=True):
+        feed = {**dict(zip(names, [*state, *map(np.ascontiguousarray, step)], strict=True)), **around}
+        yield feed
+        found = runner.run(feed).values if kept else {}
+        state = [found[name] for name in kept]
 
 
 def _value(value: ir.Value | None, seen: Mapping[str, np.ndarray]) -> np.ndarray | None:
