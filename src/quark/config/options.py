@@ -186,7 +186,7 @@ class Options(BaseModel):
     EnableSubgraph: bool | None = _option(
         None,
         2,
-        "Quantize the bodies of If, Loop and Scan too, each on the data that enters it. None: the bodies that hold layers.",
+        "Quantize the bodies of If, Loop and Scan too, each on its own data. None: the bodies that hold layers.",
     )
     # 3 ---------------------------------------------------------------------------------------------------------------
     AddQDQPairToWeight: bool = _option(False, 3, "Keep float weights behind Q and DQ instead of storing the codes.")
