@@ -35,7 +35,10 @@ from tests.mutants.places import Place, changed_text
 
 BYTES = 8 << 30
 """Of data that a mutant's tests may ask for."""
-FAILED = (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+FAILED = (
+    *(pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR),
+    pytest.ExitCode.USAGE_ERROR,  # a conftest.py cannot be imported, because the package cannot
+)
 QUIET = ["-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain"]
 
 PAUSE, LATE = 5.0, 6.0
