@@ -17,6 +17,7 @@ from torch import nn
 from quark.errors import ConfigError
 from quark.torch import LLMTemplate
 from quark.torch.export.api import export_compressed_tensors, export_safetensors, import_model_from_safetensors
+from quark.torch.export.write_as import config_for
 from quark.torch.quantization.config.config import (
     FP8E4M3PerBlockSpec,
     FP8E4M3PerChannelSpec,
@@ -33,6 +34,7 @@ from quark.torch.quantization.config.config import (
     QConfig,
     QLayerConfig,
 )
+from quark.torch.quantized_layer import quantized_layers
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
@@ -82,6 +84,23 @@ def test_logits_are_those_of_the_quantized_model(name: str, tmp_path: Path) -> N
     loaded_by("compressed-tensors", name, "transformers", "compressed-tensors")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", EXACT)
+def test_weights_in_half_types_are_those_that_were_evaluated(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    config = config_for(QConfig(EXACT[name], exclude=["lm_head"]), "compressed-tensors", "transformers", dtype)
+    model = quantized(llama(dtype), config)
+    evaluated = {path: one.weight_quantizer(one.weight).detach().clone() for path, one in quantized_layers(model)}
+    export_compressed_tensors(model, tmp_path / "m", program="transformers")
+    theirs = load(tmp_path / "m")
+    assert len(evaluated) == 14 and logits(theirs).isfinite().all()  # the first run decodes
+    for path, weight in evaluated.items():
+        assert torch.equal(theirs.get_submodule(path).weight.float(), weight.float()), path
+    inputs = {
+        key: value for key, value in load_file(tmp_path / "m" / "model.safetensors").items() if "input_scale" in key
+    }
+    assert all(torch.equal(value.to(dtype).float(), value.float()) for value in inputs.values())
+
+
 @pytest.mark.parametrize("name", PACKED)
 def test_integers_below_8_bits_are_packed(name: str, tmp_path: Path) -> None:
     export_compressed_tensors(quantized(llama(), QConfig(EXACT[name], exclude=["lm_head"])), tmp_path)
@@ -101,7 +120,7 @@ def test_scales_of_packed_integers_are_in_the_models_type(tmp_path: Path, caplog
         scales = [value for key, value in tensors.items() if key.endswith("weight_scale")]
         assert tensors["model.layers.0.mlp.down_proj.weight_scale"].dtype is kept
         worst = max(float(((one.bfloat16().float() - one.float()) / one.float()).abs().max()) for one in scales)
-        assert (f"cast them to bfloat16 (as vLLM does) move them by up to {worst:.2g};" in caplog.text) is (worst > 0)
+        assert (f"cast them to bfloat16 move them by up to {worst:.2g};" in caplog.text) is (worst > 0)
         assert (worst > 0) is (name == "float")
 
 

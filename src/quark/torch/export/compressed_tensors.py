@@ -91,7 +91,7 @@ def export_compressed_tensors(
     if program != "vllm":
         check_reader(why_not(model, schemes, formats, names, described))
     described |= {"kv_cache_scheme": cache_scheme(caches)} if caches else {}
-    made = [*compressed_items(model, schemes, formats), *cache_items(model, caches)]
+    made = [*compressed_items(model, schemes, formats, program), *cache_items(model, caches)]
     items = cache_scales_for(program, config, [*outside_items(made, names), *left_out_items(model)])
     with new_folder(output_dir) as folder:
         write_shards(folder, items, "model", max_shard_size)
@@ -254,7 +254,9 @@ def format_of(scheme: Any) -> Any:
     return CompressionFormat.pack_quantized if grouped and dynamic else infer_module_format(nn.Linear, scheme)
 
 
-def compressed_items(model: nn.Module, schemes: Mapping[str, Any], formats: Mapping[str, Any]) -> list[Item]:
+def compressed_items(
+    model: nn.Module, schemes: Mapping[str, Any], formats: Mapping[str, Any], program: str | None
+) -> list[Item]:
     """All tensors of the model; the weights of quantized layers as the library packs them."""
     layers = {name: layer for name, layer in quantized_layers(model) if name in schemes}
     own = {f"{name}.weight" for name in layers}
@@ -264,14 +266,16 @@ def compressed_items(model: nn.Module, schemes: Mapping[str, Any], formats: Mapp
         for item in items_of(model, "order", "fake_quantized")
         if not own & set(item.form) and not all(name.startswith(parameters) for name in item.form)
     ]
-    casts: list[float] = []
+    casts: dict[str, float] = {}
     made = [layer_item(name, layer, schemes[name], formats[name], casts) for name, layer in layers.items()]
-    warn_of_casts("compressed-tensors", model, max(casts, default=0.0))
+    packed = {name for name in layers if formats[name].value == "pack-quantized"}
+    read = packed if program == "vllm" else set(layers)  # vLLM keeps other scales in float32
+    warn_of_casts("compressed-tensors", model, max((casts[name] for name in read), default=0.0))
     return items + made
 
 
-def layer_item(name: str, layer: QuantLayer, scheme: Any, format: Any, casts: list[float]) -> Item:
-    """The tensors of one layer; ``casts`` gets how far a reader moves its scales."""
+def layer_item(name: str, layer: QuantLayer, scheme: Any, format: Any, casts: dict[str, float]) -> Item:
+    """The tensors of one layer; ``casts`` gets how far a cast to the layer's type moves its scales."""
 
     def make(values: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         from compressed_tensors.compressors import BaseCompressor
@@ -281,8 +285,8 @@ def layer_item(name: str, layer: QuantLayer, scheme: Any, format: Any, casts: li
         return {f"{name}.{key}": value.detach().contiguous() for key, value in packed.items()}
 
     first = make()
-    if format.value == "pack-quantized":
-        casts.append(moved(first[f"{name}.weight_scale"], float_type(layer)))
+    scales = (value for key, value in first.items() if key.endswith("_scale"))
+    casts[name] = max((moved(value, float_type(layer)) for value in scales), default=0.0)
     return Item({key: (tuple(value.shape), value.dtype) for key, value in first.items()}, make)
 
 

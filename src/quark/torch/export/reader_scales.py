@@ -38,7 +38,7 @@ def warn_of_casts(format: str, model: nn.Module, worst: float) -> None:
     if worst > 0:
         name = str(float_dtype(model)).removeprefix("torch.")
         log.warning(
-            "%s: the scales are float32, and readers that cast them to %s (as vLLM does) move them by up to %.2g; "
+            "%s: the scales are float32, and readers that cast them to %s move them by up to %.2g; "
             "with scale_type=%r in the configuration they run what was evaluated",
             format,
             name,
@@ -70,13 +70,15 @@ def worst_cast(model: nn.Module) -> float:
     return worst
 
 
-def with_scales_in(config: QConfig, dtype: torch.dtype) -> QConfig:
+def with_scales_in(config: QConfig, dtype: torch.dtype, all_scales: bool = False) -> QConfig:
     """``config`` with the scales of integer weights in groups and channels in ``dtype``, where they were float32.
 
-    Weights beside int8 activations keep float32 scales: their readers do.
+    Weights beside int8 activations keep float32 scales: their readers do. With ``all_scales`` every float scale that a
+    file holds is in ``dtype``: those of FP8 and of static inputs, too.
     """
     if dtype not in SCALE_TYPES:
         return config
+    layer_with = layer_with_all if all_scales else layer_with_grouped
     return replace(
         config,
         global_quant_config=layer_with(config.global_quant_config, dtype),
@@ -87,7 +89,7 @@ def with_scales_in(config: QConfig, dtype: torch.dtype) -> QConfig:
     )
 
 
-def layer_with(layer: QLayerConfig, dtype: torch.dtype) -> QLayerConfig:
+def layer_with_grouped(layer: QLayerConfig, dtype: torch.dtype) -> QLayerConfig:
     """One layer's configuration with its weight's scales in ``dtype``."""
     weight: Any = layer.weight
     if not isinstance(weight, QTensorConfig) or "int" not in weight.dtype.name or weight.qscheme not in GROUPED:
@@ -97,3 +99,16 @@ def layer_with(layer: QLayerConfig, dtype: torch.dtype) -> QLayerConfig:
     if layer.input_tensors is not None and weight.dtype.name.endswith("int8"):
         return layer
     return replace(layer, weight=replace(weight, scale_type=SCALE_TYPES[dtype]))
+
+
+def layer_with_all(layer: QLayerConfig, dtype: torch.dtype) -> QLayerConfig:
+    """One layer's configuration with the scales of its weight and of its static inputs in ``dtype``."""
+    return replace(layer, **{slot: tensor_with(getattr(layer, slot), dtype) for slot in ("weight", "input_tensors")})
+
+
+def tensor_with(tensor: Any, dtype: torch.dtype) -> Any:
+    """A tensor's configuration with scales in ``dtype``, where a file would hold float32 ones."""
+    plain = isinstance(tensor, QTensorConfig) and tensor.scale_type in (None, ScaleType.float, ScaleType.float32)
+    if not plain or tensor.is_dynamic or not tensor.dtype.name.startswith(("int", "uint", "fp8")):
+        return tensor
+    return replace(tensor, scale_type=SCALE_TYPES[dtype])

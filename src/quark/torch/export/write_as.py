@@ -145,6 +145,9 @@ def config_for(config: QConfig, format: str, program: str | None, dtype: torch.d
     """
     if program == "vllm":  # one scale for the inputs of all experts, the largest (QuarkW8A8Fp8MoEMethod)
         config = replace(config, sync_moe_expert_input_amax=True)
-    if format in CAST:
-        return with_scales_in(config, CAST[format] or dtype)
+    if (
+        format in CAST
+    ):  # transformers holds all scales of compressed-tensors in the model's type, vLLM those of integers
+        everything = format == "compressed-tensors" and program != "vllm"
+        return with_scales_in(config, CAST[format] or dtype, everything)
     return with_scales_in(config, dtype) if (format, program) == ("quark", "vllm") else config
