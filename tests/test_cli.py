@@ -435,7 +435,7 @@ def test_a_spec_says_only_what_its_format_has(format: str) -> None:
         (["--random", "--set", "Percentil=9"], ["Percentil", "Did you mean 'Percentile'"]),
         (["--random", "--set", "Percentile=high"], ["Percentile", "'high'"]),
         (["--random", "--set", "Percentile"], ["Option=value"]),
-        (["--random", "--target", "gpu"], ["target", "gpu", "cpu"]),
+        (["--random", "--target", "gpu"], ["--layout", "gpu", "cpu"]),
         ([], ["--data", "--random"]),
         (["--random", "--data", "x"], ["--data", "--random"]),
         (["--data", "nowhere.npz"], ["nowhere.npz", "does not exist"]),

@@ -161,7 +161,7 @@ def test_config_that_is_broken(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
     refused(folder, r"codes of a quantized model \('fc1.weight_scale'\), and neither 'config.json'")
     (folder / "config.json").unlink()
-    refused(folder, "config.json' does not exist")
+    refused(folder, r"codes of a quantized model \('fc1.weight_scale'\), and neither 'config.json'")
     refused(folder / "nowhere", "is not a folder")
 
 

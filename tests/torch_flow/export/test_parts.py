@@ -181,9 +181,9 @@ def test_fp8_blocks_are_static_weights_beside_dynamic_activations() -> None:
     for wrong in ([32], [32, 0], [32, 64, 1], 32, [32, 1.5], [True, 4]):
         with pytest.raises(Exception, match="two positive integers"):
             custom_modes.from_fp8_blocks({**data, "weight_block_size": wrong})
-    for more in ({"activation_scheme": "static"}, {"scale_fmt": "ue8m0"}):
-        with pytest.raises(Exception, match="float scales"):
-            custom_modes.from_fp8_blocks(data | more)
+    for key, value, said in (("activation_scheme", "static", "not 'static'"), ("scale_fmt", "ue8m0", "float scales")):
+        with pytest.raises(Exception, match=said):
+            custom_modes.from_fp8_blocks({**data, key: value})
     assert custom_modes.from_fp8_blocks(data | {"ignored_layers": ["a"]}).exclude == ["a"]
     assert custom_modes.from_fp8_blocks(data | {"modules_to_not_convert": ["b"]}).exclude == ["b"]
     assert custom_modes.from_fp8_blocks(data | {"scale_fmt": "float"}).exclude == []
