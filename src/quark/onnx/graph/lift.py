@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from quark.errors import ModelError
 from quark.onnx.graph.adapters import ADAPTERS, TYPED, AdapterTarget, Refused
+from quark.onnx.graph.admission import registered
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.graph.surgery import Names, all_nodes, input_at, label, name_nodes, opset
 from quark.onnx.graph.weightless import through_proto
@@ -124,11 +125,14 @@ def misfit(node: ir.Node, version: int, start: int, left_out: Collection[str] = 
     """Why a node of the default domain is not valid in opset ``version``, None where it is.
 
     An operator that was deprecated after opset ``start`` does not fit; one that was deprecated before does, as it did.
+    One that ONNX does not have in ``start`` either is the runtime's own (SimplifiedLayerNormalization), in any opset.
 
     Args:
         left_out: attributes that the node will not have.
     """
     schema = schema_of(node.op_type, version)
+    if schema is None and schema_of(node.op_type, start) is None and ("", node.op_type) in registered():
+        return None
     if schema is None or (schema.deprecated and schema.since_version > start):
         return f"opset {version} has no operator {node.op_type}"
     unknown = [name for name in node.attributes if name not in schema.attributes and name not in left_out]

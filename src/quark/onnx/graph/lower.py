@@ -96,9 +96,7 @@ def _why_not(node: ir.Node, at: int, version: int, idle: list[str]) -> str | Non
     if changed and node.op_type in MEANING:
         return f"{node.op_type} computes something else before opset {changed[0]}"
     schema = schema_of(node.op_type, version)
-    if schema is None:
-        return f"opset {version} has no operator {node.op_type}"
-    return misfit(node, version, at, idle) or _wrong_type(node, schema)
+    return misfit(node, version, at, idle) or (_wrong_type(node, schema) if schema else None)
 
 
 def _wrong_type(node: ir.Node, schema: onnx.defs.OpSchema) -> str | None:
