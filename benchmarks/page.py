@@ -54,8 +54,8 @@ SECTIONS = {
     ),
     "whole_process": Section(
         "The whole process",
-        "Processor seconds of a quantization on one core, imports to exit, over those of a process that runs the same 16 "
-        "samples on ONNX Runtime; what the run before publishing takes is shown apart.",
+        "Processor seconds of a quantization on one core, imports to exit, over those of a process that runs the same "
+        "16 samples on ONNX Runtime; what the run before publishing takes is shown apart.",
         "whole_process --repeats 3",
         ("process", "CPU s", "of bare", "first run s", "without, of bare", "peak MB", "of bare's"),
         ("without, of bare",),
