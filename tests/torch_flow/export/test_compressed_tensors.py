@@ -63,6 +63,7 @@ IN_BFLOAT16 = {  # the library decodes these to bfloat16
     "MXFP6 E2M3": layer(OCP_MXFP6E2M3Spec(-1, False), OCP_MXFP6E2M3Spec(-1, True)),
     "W4A16 groups, scales in bfloat16": layer(Int4PerGroupSpec(-1, 32, scale_type="bfloat16")),
 }
+KV_SCALES = ("k_scale", "v_scale")
 PACKED = {name: 4 for name in EXACT if "packed" in name} | {"W4A16 groups": 4, "W8A16": 8}
 
 
@@ -99,6 +100,21 @@ def test_weights_in_half_types_are_those_that_were_evaluated(name: str, dtype: t
         key: value for key, value in load_file(tmp_path / "m" / "model.safetensors").items() if "input_scale" in key
     }
     assert all(torch.equal(value.to(dtype).float(), value.float()) for value in inputs.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cache", ["fp8", "fp8_per_head"])
+def test_scales_of_caches_in_half_types_are_those_that_were_evaluated(
+    cache: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    config = LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme=cache)
+    config = config_for(config, "compressed-tensors", "transformers", dtype)
+    export_compressed_tensors(quantized(llama(dtype), config), tmp_path / "m", program="transformers")
+    stored = {key: one for key, one in load_file(tmp_path / "m" / "model.safetensors").items() if key[-7:] in KV_SCALES}
+    theirs = load(tmp_path / "m").state_dict()
+    assert len(stored) == 4 and {theirs[key].dtype for key in stored} == {dtype}
+    for key, scale in stored.items():
+        assert torch.equal(theirs[key].float().flatten(), scale.float().flatten()), key
 
 
 @pytest.mark.parametrize("name", PACKED)

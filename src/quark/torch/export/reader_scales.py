@@ -74,7 +74,7 @@ def with_scales_in(config: QConfig, dtype: torch.dtype, all_scales: bool = False
     """``config`` with the scales of integer weights in groups and channels in ``dtype``, where they were float32.
 
     Weights beside int8 activations keep float32 scales: their readers do. With ``all_scales`` every float scale that a
-    file holds is in ``dtype``: those of FP8 and of static inputs, too.
+    file holds is in ``dtype``: those of FP8, of static inputs and of caches, too.
     """
     if dtype not in SCALE_TYPES:
         return config
@@ -86,6 +86,7 @@ def with_scales_in(config: QConfig, dtype: torch.dtype, all_scales: bool = False
         layer_type_quant_config={
             kind: layer_with(value, dtype) for kind, value in config.layer_type_quant_config.items()
         },
+        kv_cache_quant_config={name: layer_with(value, dtype) for name, value in config.kv_cache_quant_config.items()},
     )
 
 
@@ -102,8 +103,9 @@ def layer_with_grouped(layer: QLayerConfig, dtype: torch.dtype) -> QLayerConfig:
 
 
 def layer_with_all(layer: QLayerConfig, dtype: torch.dtype) -> QLayerConfig:
-    """One layer's configuration with the scales of its weight and of its static inputs in ``dtype``."""
-    return replace(layer, **{slot: tensor_with(getattr(layer, slot), dtype) for slot in ("weight", "input_tensors")})
+    """One layer's configuration with the scales of its weight, static inputs and cached outputs in ``dtype``."""
+    slots = ("weight", "input_tensors", "output_tensors")
+    return replace(layer, **{slot: tensor_with(getattr(layer, slot), dtype) for slot in slots})
 
 
 def tensor_with(tensor: Any, dtype: torch.dtype) -> Any:
