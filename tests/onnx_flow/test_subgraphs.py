@@ -197,6 +197,31 @@ def test_a_scan_is_calibrated_on_every_step(way: str, preset: str) -> None:
         assert sqnr(reference, found) > 20
 
 
+@pytest.mark.parametrize("one", ["float[2, 4] one", "float[4, 2] one", "float[8] one", "float[k, 4] one"])
+def test_a_scan_may_declare_other_shapes_than_it_gets(one: str) -> None:
+    text = """
+    scan (float[5, 2, 4] x, int64[n] size) => (float[2, 4] last, float[5, 2, 4] y) {
+        steps = Reshape (x, size)
+        last, y = Scan <num_scan_inputs = 1,
+            body = step (float[2, 4] s, ONE) => (float[2, 4] t, float[2, 4] seen) {
+                rows = Reshape (one, four)
+                h = MatMul (rows, w)
+                a = Add (h, s)
+                t = Tanh (a)
+                seen = Identity (a)
+            }
+        > (start, steps)
+    }""".replace("ONE", one)
+    constants = {"four": np.array([-1, 4]), "start": np.zeros((2, 4), np.float32)}
+    proto = models.model(text, {"w": models.normal(4, 4), **constants}, 17)
+    feeds = [{"x": models.normal(5, 2, 4, seed=k), "size": np.array([5, 2, 4])} for k in range(4)]
+    result = quantized(proto, feeds)
+    (body,) = bodies(result)
+    assert "QuantizeLinear" in kinds(body)
+    for reference, found in zip(models.run(proto, feeds[0]), models.run(result, feeds[0]), strict=True):
+        assert sqnr(reference, found) > 20
+
+
 def test_a_body_inside_a_body() -> None:
     graph = """
     nested (float[2, 4] x, bool flag) => (float[2, 4] y) {

@@ -83,7 +83,7 @@ def quantize_bodies(model: ir.Model, job: Job, reader: Any, known: Sequence[Node
             continue
         body, captured = alone(graph, model)
         feeds = None if reader is None else Fed(partial(_feeds, model, (node, attribute), body, captured, reader))
-        _correct_shapes(body, feeds or ())
+        _correct_shapes(body, captured, feeds or ())
         with _located(place_of(node, attribute), job):
             made = _quantized(body, in_place(job, place_of(node, attribute)), feeds, known)
         if isinstance(made, str):
@@ -120,7 +120,7 @@ def entered(model: ir.Model, job: Job, feeds: Fed, outer: str = "") -> Iterator[
         if next(iter(inside), None) is None:
             continue
         place = place_of(node, attribute)
-        _correct_shapes(body, inside)
+        _correct_shapes(body, captured, inside)
         ready(body, job)
         found = Entered(outer + place, outer, str(node.name), attribute, body, captured, inside, in_place(job, place))
         yield found
@@ -278,7 +278,7 @@ def _steps(
         for one, axis, back in zip(through, axes, backwards, strict=True)
     ]
     kept = [str(value.name) for value in body.graph.outputs[: len(state)]]
-    runner = Runner(body, kept)
+    runner = Runner(_unshaped(body), kept)
     for step in zip(*turned, strict=True):
         feed = {**dict(zip(names, [*state, *map(np.ascontiguousarray, step)], strict=True)), **around}
         yield feed
@@ -325,21 +325,18 @@ def _unshaped(body: ir.Model) -> ir.Model:
     return made
 
 
-def _correct_shapes(body: ir.Model, feeds: Iterable[Feed]) -> None:
+def _correct_shapes(body: ir.Model, captured: tuple[str, ...], feeds: Iterable[Feed]) -> None:
     """Take back, in place, shapes of inputs that do not hold.
 
-    What enters a body may have another shape than its input declares, and another in the next iteration: runtimes read
-    the shape of what comes. The body alone is a model, and is held to what it declares.
+    What enters the body of a Loop or Scan may have another shape than its input declares, and another in the next
+    iteration: runtimes read the shape of what comes. The body alone is a model, and is held to what it declares.
     """
-    declared = {str(value.name): value for value in body.graph.inputs}
-    for feed in islice(feeds, LOOKED_AT):
-        for name, array in feed.items():
-            shape = declared[name].shape
-            if shape is None or len(shape) != np.ndim(array):
-                declared[name].shape = None
+    handed = [value for value in body.graph.inputs if value.name not in captured]
+    for feed in islice(feeds if handed else (), LOOKED_AT):
+        for value in handed:
+            found = np.shape(feed[str(value.name)])
+            if value.shape is None or len(value.shape) != len(found):
+                value.shape = None
                 continue
-            free = (
-                None if isinstance(size, int) and size != n else size
-                for size, n in zip(shape, np.shape(array), strict=True)
-            )
-            declared[name].shape = ir.Shape(free)
+            sizes = zip(value.shape, found, strict=True)
+            value.shape = ir.Shape(None if isinstance(size, int) and size != n else size for size, n in sizes)
