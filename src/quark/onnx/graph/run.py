@@ -42,10 +42,6 @@ RUNTIME_DOMAINS = frozenset(
     ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
 )
 IS_NAN_OPSET = 9
-#: Parameters of glibc's ``mallopt`` (malloc.h).
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-#: Bytes of freed memory that stay until ``trim_heap``: as many as the observed tensors of one sample of ResNet-50.
-KEPT = 1 << 27
 _AS_GIVEN = ("optimization.disable_specified_optimizers", "WeightBiasQuantization")
 
 
@@ -118,7 +114,6 @@ class Runner:
         model.graph.outputs[:] = outputs
         remove_unused(model)
         _check_providers(self._runtime.providers)
-        keep_heap()
         try:
             return open_in_pieces(Light.of(model), partial(session_options, self._runtime), self._runtime.providers)
         except ModelError as error:
@@ -200,18 +195,6 @@ def _check_known(name: str, tensors: Mapping[str, ir.Value], model: ir.Model) ->
     if name in model.graph.initializers:
         raise ModelError(f"the tensor {name!r} is a constant; only inputs and outputs of nodes can be observed")
     raise ModelError(f"the model has no tensor {name!r} in its main graph.{nearest(name, tensors)}")
-
-
-def keep_heap() -> None:
-    """Let the C library (glibc) keep what is freed between two samples, instead of fetching it from the system again.
-
-    The system hands out every page anew, and zeroes it: half of all page faults of a calibration, 0.1 s for ResNet-50.
-    32 MiB is where glibc itself takes the first threshold to when blocks of that size are freed.
-    """
-    with suppress(OSError, AttributeError, TypeError):  # another C library, Windows
-        library = ctypes.CDLL(None)
-        library.mallopt(_MMAP_THRESHOLD, 1 << 25)
-        library.mallopt(_TRIM_THRESHOLD, KEPT)
 
 
 def trim_heap() -> None:
