@@ -62,8 +62,7 @@ flow.first_run = timed
 """
 PRESET_CODE = """
 from quark.cli import main
-sys.argv = ["quark", "onnx", "quantize", sys.argv[1], "--data", sys.argv[2], "-o", sys.argv[3], *sys.argv[4:]]
-sys.exit(main())
+sys.exit(main(["onnx", "quantize", sys.argv[1], "--data", sys.argv[2], "-o", sys.argv[3], *sys.argv[4:]]))
 """
 METHOD_CODE = """
 import sys, numpy

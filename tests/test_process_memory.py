@@ -1,9 +1,8 @@
-"""What the C library does with freed memory is the caller's, except where the process is a command's."""
+"""What the C library does with freed memory is what the caller has told it."""
 
 from __future__ import annotations
 
 import ctypes
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +44,9 @@ def words(folder: Path) -> list[str]:
     return ["onnx", "quantize", str(folder / "m.onnx"), "-o", str(folder / "q.onnx"), "--random", "--no-check"]
 
 
-def test_functions_leave_it_as_it_was(library: Library, tmp_path: Path) -> None:
+def test_its_settings_are_left_to_it(library: Library, tmp_path: Path) -> None:
     config = QConfig.get_default_config("A8W8")
     config.global_quant_config.extra_options.update(PrintSummary=False, UseRandomData=True)
     ModelQuantizer(config).quantize_model(models.cnn(), tmp_path / "q.onnx")
     assert main(words(tmp_path)) == 0
     assert (tmp_path / "q.onnx").exists() and not library.settings
-
-
-def test_the_process_of_a_command_keeps_more(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["quark", *words(tmp_path)])
-    assert main() == 0
-    assert {parameter for parameter, _ in library.settings} == {-1, -3}

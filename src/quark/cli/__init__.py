@@ -19,10 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code. An error that a user's input can cause is one sentence and the page that helps; anything else is
         a defect and shows itself.
     """
-    from quark.garbage import keep_freed_memory, rare_collections
+    from quark.garbage import rare_collections
 
-    if arguments is None:  # else the process is the caller's
-        keep_freed_memory()
     given = list(sys.argv[1:] if arguments is None else arguments)
     verbose = "--verbose" in given and given[:2] != ["onnx", "tool"]
     words_given = [one for one in given if not verbose or one != "--verbose"]

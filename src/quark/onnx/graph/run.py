@@ -42,6 +42,8 @@ RUNTIME_DOMAINS = frozenset(
     ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
 )
 IS_NAN_OPSET = 9
+#: Bytes of the largest block by which glibc moves its thresholds (DEFAULT_MMAP_THRESHOLD_MAX), its header left out.
+LARGEST_KEPT = (1 << 25) - (1 << 13)
 _AS_GIVEN = ("optimization.disable_specified_optimizers", "WeightBiasQuantization")
 
 
@@ -114,6 +116,7 @@ class Runner:
         model.graph.outputs[:] = outputs
         remove_unused(model)
         _check_providers(self._runtime.providers)
+        keep_heap()
         try:
             return open_in_pieces(Light.of(model), partial(session_options, self._runtime), self._runtime.providers)
         except ModelError as error:
@@ -195,6 +198,17 @@ def _check_known(name: str, tensors: Mapping[str, ir.Value], model: ir.Model) ->
     if name in model.graph.initializers:
         raise ModelError(f"the tensor {name!r} is a constant; only inputs and outputs of nodes can be observed")
     raise ModelError(f"the model has no tensor {name!r} in its main graph.{nearest(name, tensors)}")
+
+
+def keep_heap() -> None:
+    """Let the C library (glibc) keep what is freed between two samples, instead of fetching it from the system again.
+
+    The system hands out every page anew, and zeroes it: a third of all page faults of a calibration, 0.3 s for
+    ResNet-50. glibc keeps twice the size of the largest block that was freed, up to 32 MiB, and takes such blocks from
+    what it keeps, unless the caller has told it otherwise. So one is freed here, without a page of it being touched.
+    """
+    block = np.empty(LARGEST_KEPT, np.uint8)
+    del block
 
 
 def trim_heap() -> None:
