@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.torch_flow.export.test_gguf import bpe, model_of  # noqa: F401
 from tests.torch_flow.export.test_reload import quantized
 
@@ -77,7 +78,7 @@ def test_one_broken_scale_of_a_tensor_is_an_error(
 
 
 @pytest.mark.parametrize("kind", GRIDS)
-@pytest.mark.parametrize("broken", ["", "scale", "weights"])
+@pytest.mark.parametrize("broken", ["", "scale", "weights", "last row"])
 def test_codes_are_searched_once_and_what_is_written_is_what_the_quantizer_makes(
     kind: str, broken: str, bpe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
@@ -101,6 +102,8 @@ def test_codes_are_searched_once_and_what_is_written_is_what_the_quantizer_makes
         monkeypatch.setattr(Ggml, "both", off)
     if broken == "weights":
         monkeypatch.setattr(gguf_tensors, "source_of", lambda layer: 1.1 * source(layer))
+    if broken == "last row":
+        monkeypatch.setattr(gguf_tensors, "source_of", lambda layer: torch.cat([source(layer)[:-1], source(layer)[:1]]))
     with pytest.raises(ModelError, match="reads back with") if broken else nullcontext():
         loss = export_gguf(model, tmp_path / "m", "llama", bpe)
         assert loss.relative == 0 and numbers <= searched[0] <= 1.2 * numbers

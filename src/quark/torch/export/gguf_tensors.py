@@ -48,7 +48,7 @@ FLOAT16 = 2.0**-10  # relative error of a tensor that is kept as float16
 SMALLEST = 2.0**-14  # the smallest float16 with all its digits
 SUMMED = 1 << 16  # terms of a float32 sum
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
-SEEN = 8  # rows of a type of GGML that the quantizer of the model rounds once more, beside those that are written
+SEEN = 8  # rows, from the first to the last, that the quantizer of the model rounds once more under a type of GGML
 Values = Callable[[], np.ndarray]
 Made = Callable[[], tuple[np.ndarray, Values]]
 Turn = Callable[[np.ndarray], np.ndarray]
@@ -398,8 +398,9 @@ def ggml_entry(name: str, target: str, layer: QuantLayer, row: Ggml, turn: Turn)
     @torch.no_grad()
     def make() -> tuple[np.ndarray, Values]:
         data, values = row.both(weight)
-        seen = turn(np.arange(len(source)).reshape(-1, 1))[:SEEN, 0]
-        values[: len(seen)] = weight_quantizer(layer)(own_parameter(layer).detach()[seen].float()).numpy(force=True)
+        rows = np.unique(np.linspace(0, len(values) - 1, SEEN).astype(int))
+        seen = turn(np.arange(len(source)).reshape(-1, 1))[rows, 0]
+        values[rows] = weight_quantizer(layer)(own_parameter(layer).detach()[seen].float()).numpy(force=True)
         return data, lambda: values
 
     return GGUFTensor(target, row.kind, weight.shape, make, True)
