@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from tests.onnx_flow import models
 
@@ -162,11 +163,12 @@ def test_what_no_quick_recipe_mends_ends_in_auto(
 
 def halves(folder: Path, kind: int) -> list[str]:
     """The words that quantize two convolutions of a type of 16 bits."""
-    text = """<ir_version: 10, opset_import: ["": 22]> g (TYPE[1, 3, 16, 16] x) => (TYPE[1, 8, 14, 14] y) {
-        y = Conv(x, w) }"""
+    text = """<ir_version: 10, opset_import: ["": 22]> g (TYPE[1, 3, 16, 16] x) => (TYPE[1, 8, 12, 12] y) {
+        [first] a = Conv(x, w) [second] y = Conv(a, v) }"""
     model = onnx.parser.parse_model(text.replace("TYPE", {10: "float16", 16: "bfloat16"}[kind]))
-    values = models.normal(8, 3, 3, 3, scale=0.1)
-    model.graph.initializer.append(onnx.helper.make_tensor("w", kind, values.shape, values.reshape(-1).tolist()))
+    for name, channels in (("w", 3), ("v", 8)):
+        values = models.normal(8, channels, 3, 3, scale=0.1)
+        model.graph.initializer.append(onnx.helper.make_tensor(name, kind, values.shape, values.reshape(-1).tolist()))
     onnx.save(model, folder / "m.onnx")
     return ["onnx", "quantize", str(folder / "m.onnx"), "-o", str(folder / "q.onnx"), "--random", "-p", "A8W8"]
 
@@ -185,9 +187,28 @@ def test_a_quantized_layer_that_runs_in_float_is_not_told_the_rule_that_quantize
     assert "0 % of the multiplications" in line and "has no integer kernel" in line and "global_config" not in line
 
 
-def test_a_bfloat16_model_is_told_what_to_export(tmp_path: Path, capsys: Capture) -> None:
-    assert main(halves(tmp_path, onnx.TensorProto.BFLOAT16)) != 0
-    assert "this model is bfloat16: export it in float32" in " ".join(capsys.readouterr().err.split())
+def test_a_float16_model_that_computes_in_float32_already_is_not_told_to(tmp_path: Path, capsys: Capture) -> None:
+    words = [*halves(tmp_path, onnx.TensorProto.FLOAT16)[:-1], "A8W8_CPU", "--set", "FloatWhereFaster=False"]
+    assert "in float" in advised([*words, "--exclude", "second"], "coverage", capsys)
+    assert "FasterForms" not in advised([*words, "--exclude", "second"], "next", capsys)
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "A8W8_CPU", "XINT8", "UINT8_DYNAMIC_QUANT", "MATMUL_NBITS", "BF16"])
+def test_a_bfloat16_model_is_told_the_command_that_makes_it_float32(
+    preset: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """ONNX Runtime has no kernels for it; as float32 it keeps its values, and what it did not run runs."""
+    words = [*halves(tmp_path, onnx.TensorProto.BFLOAT16)[:-1], preset]
+    assert main(words) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    line = told[told.index("quark onnx tool") :].split(" see docs")[0]
+    assert run_again(line) == 0
+    narrow, wide = (ir.load(tmp_path / name).graph.initializers for name in ("m.onnx", "m.float32.onnx"))
+    for name, value in wide.items():
+        np.testing.assert_array_equal(value.const_value.numpy(), narrow[name].const_value.numpy().astype(np.float32))
+    if preset != "MATMUL_NBITS":  # there is no MatMul
+        words[2] = str(tmp_path / "m.float32.onnx")
+        assert main(words) == 0
 
 
 CLASSES, PLACES = ("FloatOutputs", "1,000 classes"), ("MeasureSoftmax", "attention over many places")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -65,3 +66,21 @@ def test_a_float16_model_computes_in_float32() -> None:
         models.run(after, {"x": x.astype(np.float32), "z": z})[0], expected, rtol=1e-5, atol=1e-5
     )
     assert float16_to_float32.run(model).fired == 0
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_bfloat16_model_computes_in_float32_and_a_rounded_one_stays(kept: bool) -> None:
+    half, x = models.normal(4, 3).astype(ml_dtypes.bfloat16), models.normal(5, 4).astype(ml_dtypes.bfloat16)
+    proto = models.model("g (bfloat16[5,4] x) => (bfloat16[5,3] y) { h = MatMul(x, w) y = Relu(h) }", {"w": half})
+    model = lift(load(proto), 13)
+    assert float16_to_float32.run(model, keep_interface=kept).fired >= 2
+    after = to_proto(model)
+    onnx.checker.check_model(after, full_check=True)
+    kinds = {value.type.tensor_type.elem_type for value in (*after.graph.input, *after.graph.output)}
+    assert kinds == {onnx.TensorProto.BFLOAT16 if kept else onnx.TensorProto.FLOAT}
+    if not kept:
+        wide = x.astype(np.float32)
+        expected = np.maximum(wide @ half.astype(np.float32), 0)
+        np.testing.assert_allclose(models.run(after, {"x": wide})[0], expected, rtol=1e-6, atol=1e-6)
+    rounded = "g (float[2] x) => (float[2] y) { h = Cast <to = 16> (x)  y = Cast <to = 1> (h) }"
+    assert float16_to_float32.run(lift(load(models.model(rounded, {})), 13)).fired == 0

@@ -27,7 +27,7 @@ from quark.onnx.data import Feed
 from quark.onnx.describe import describe, file_bytes, largest_constant
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
-from quark.onnx.pipeline import is_float16
+from quark.onnx.pipeline import is_float16, on_cpu
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.recipes import Attempt, Choice, Situation, improve, with_algorithms
 from quark.onnx.result import Result
@@ -278,11 +278,17 @@ def _weights_only(choice: Choice) -> Choice:
     return replace(choice, options={**choice.options, "WeightsOnly": True})
 
 
+def _fast_forms(choice: Choice) -> bool:
+    """Whether the command chooses already in which forms the CPU's kernels compute."""
+    job = Config(global_quant_config=choice.config()).compile()
+    return job.options.FasterForms is not None or on_cpu(job)
+
+
 def _explained(subject: Subject) -> str:
     """Arithmetic in float32 for a float16 model, whose Casts keep integer kernels away; of any other the reason of the
     layer that multiplies most among those in float."""
     choice = subject.choice
-    if choice is not None and "FasterForms" not in choice.options and is_float16(load(subject.model)):
+    if choice is not None and not _fast_forms(choice) and is_float16(load(subject.model)):
         inside = replace(choice, options={**choice.options, "FasterForms": True})
         return f"{command(subject, inside)}   (float32 inside a float16 model, so that its layers are integer kernels)"
     left = float_layers(subject.shares)

@@ -32,10 +32,11 @@ from quark.numerics.formats import FORMATS
 from quark.observers.histogram import Histogram
 from quark.onnx.data import checked, inputs_of, widened
 from quark.onnx.diagnosis import of_model
+from quark.onnx.graph.halves import refuse_bfloat16
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Feed, Runner
-from quark.onnx.graph.session import Runtime
+from quark.onnx.graph.session import CPU, Runtime
 from quark.onnx.graph.surgery import constant_array, tensors_by_name
 from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs, channels_last_outputs
 from quark.report.values import LayerView, TensorView, Weakness
@@ -131,6 +132,7 @@ def compare(
         DataError: no samples, samples that do not fit, or models whose inputs or outputs differ.
     """
     first, second = load(float_model), load(quantized_model)
+    refuse_bfloat16(first, float_model, CPU)
     names = outputs_of(first, second)
     pairs = tuple(pairs_of(first, second)) if layers else ()
     layout = relaid(first, second)

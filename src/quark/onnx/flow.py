@@ -40,6 +40,7 @@ from quark.onnx.first_run import first_kept, first_run, told
 from quark.onnx.follow import follow
 from quark.onnx.forecast import written_bytes
 from quark.onnx.graph import model as files
+from quark.onnx.graph.halves import refuse_bfloat16
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import all_nodes
 from quark.onnx.integer_lstms import keep_exact
@@ -105,6 +106,8 @@ class Opened(NamedTuple):
 def _open(model_input: Given, job: Job) -> Opened:
     tell_idle(job)
     source = files.load(model_input)
+    if not job.options.ConvertFP16ToFP32:
+        refuse_bfloat16(source, model_input, job.options.ExecutionProviders)
     size = file_bytes(model_input) if isinstance(model_input, (str, Path)) else None
     journal, inside = journal_of(source, job, named_files(job)), wants_bodies(source, job.options)
     nodes = all_known(source) if inside else known_nodes(source)
@@ -197,9 +200,6 @@ def measured(result: Result, before: int | None, model_output: str | Path | None
     return cost_table("Measured", before, after, resident(), each, sum(result.seconds.values()))
 
 
-_OTHER = ", and this model is bfloat16: export it in float32"
-
-
 class Counted:
     """A listener of calibration that remembers how many samples there were."""
 
@@ -236,14 +236,8 @@ def _refuse_nothing(model: ir.Model, plan: Plan, bodies: Made) -> None:
         reasons = "; ".join(sorted({f"{node.op_type}: {node.reason}" for node in plan.nodes.values()})[:5])
         raise ModelError(
             f"nothing in the model can be quantized under this configuration; its operators are {kinds}. "
-            f"Quantized are float32 and float16 tensors{_OTHER if _is_bfloat16(model) else ''}. {reasons}"
+            f"Quantized are float32 and float16 tensors. {reasons}"
         )
-
-
-def _is_bfloat16(model: ir.Model) -> bool:
-    return any(
-        value.dtype == ir.DataType.BFLOAT16 for value in (*model.graph.inputs, *model.graph.initializers.values())
-    )
 
 
 def _written_out(model: ir.Model, plan: Plan, bodies: Made, prepared: Prepared) -> tuple[ir.Model, Coverage | None]:

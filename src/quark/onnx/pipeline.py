@@ -83,7 +83,7 @@ def _device(job: Job) -> bool:
     return job.npu or job.options.EnableNPUTransformer or (job.target == "any" and not narrow and not casts)
 
 
-def _on_cpu(job: Job) -> bool:
+def on_cpu(job: Job) -> bool:
     """Whether the model is made for ONNX Runtime's kernels on CPUs, in integers that are fixed beforehand."""
     return job.target == "cpu" and job.mode == "static"
 
@@ -120,7 +120,7 @@ FIRST = (
         "FasterForms",
         "convert_fp16_to_fp32",
         lambda job: {"keep_interface": True},
-        _on_cpu,
+        on_cpu,
         lambda job: not _asks_for_half(job),
     ),
 )
@@ -144,14 +144,14 @@ PREPARE = (
     Step(
         "ConvertReduceMeanToGlobalAvgPool",
         "convert_reduce_mean_to_global_avg_pool",
-        lambda job: {"keep_norms": _on_cpu(job)},
-        default=lambda job: _device(job) or _on_cpu(job),
+        lambda job: {"keep_norms": on_cpu(job)},
+        default=lambda job: _device(job) or on_cpu(job),
     ),
     Step("SplitLargeKernelPool", "split_large_kernel_pool", default=_device),
-    Step("FasterForms", "fuse_lstm_cell", default=_on_cpu),
-    Step("FasterForms", "direct_convs", default=_on_cpu),
-    Step("FasterForms", "fewer_moves", default=_on_cpu),
-    Step("FasterForms", "faster_forms", default=_on_cpu),
+    Step("FasterForms", "fuse_lstm_cell", default=on_cpu),
+    Step("FasterForms", "direct_convs", default=on_cpu),
+    Step("FasterForms", "fewer_moves", default=on_cpu),
+    Step("FasterForms", "faster_forms", default=on_cpu),
     Step("ConvertSplitToSlice", "convert_split_to_slice", default=_device),
     Step(
         "ConvertBNToConv",

@@ -105,16 +105,16 @@ def _cast(value: ir.Value, beside: ir.Node, dtype: ir.DataType, name: str, names
     return made.outputs[0]
 
 
-def convert_attributes(node: ir.Node) -> int:
-    """Let the attributes of a node name float32, and hold it, where they have float16; whether any did."""
+def convert_attributes(node: ir.Node, kinds: Sequence[ir.DataType] = (_HALF,)) -> int:
+    """Let the attributes of a node name float32, and hold it, where they have one of ``kinds``; whether any did."""
     changed = 0
     for name, attribute in list(node.attributes.items()):
         if attribute.is_ref():
             continue
-        if name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value == _HALF:
+        if name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value in kinds:
             node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
             changed = 1
-        elif attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype == _HALF:
+        elif attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in kinds:
             node.attributes[name] = ir.AttrTensor(name, ir.tensor(attribute.value.numpy().astype(np.float32)))
             changed = 1
     return changed
