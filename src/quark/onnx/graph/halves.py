@@ -10,6 +10,7 @@ import onnx_ir as ir
 from quark.errors import ModelError
 from quark.onnx.graph.surgery import all_nodes, label
 
+
 def bfloat16_node(model: ir.Model) -> ir.Node | None:
     """The first node of ONNX's own that computes in bfloat16; a Cast only rounds to it."""
     for node in all_nodes(model):
