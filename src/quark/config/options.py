@@ -50,7 +50,9 @@ class Options(BaseModel):
         "Bring the model to this opset: to an older one if its operators are the same there, but never below what the "
         "types need.",
     )
-    ConvertFP16ToFP32: bool = _option(False, 1, "Turn a float16 or bfloat16 model into a float32 one before anything else.")
+    ConvertFP16ToFP32: bool = _option(
+        False, 1, "Turn a float16 or bfloat16 model into a float32 one before anything else."
+    )
     ReplaceClip6Relu: bool = _option(
         False, 1, "Turn Clip from 0 to 6 between two layers into Relu before CLE; only when CLE runs."
     )

@@ -95,7 +95,7 @@ TABLE: tuple[Pass, ...] = (
     ),
     Pass(
         "convert_fp16_to_fp32",
-        "A float16 model becomes a float32 one.",
+        "A float16 or bfloat16 model becomes a float32 one.",
         float16_to_float32.run,
         shapes=True,
         changes="every tensor is float32, inputs and outputs too; results in between are no longer rounded",

@@ -1,4 +1,4 @@
-"""A float16 model becomes a float32 one, or parts of it do."""
+"""A float16 or bfloat16 model becomes a float32 one, or parts of it do."""
 
 from __future__ import annotations
 
