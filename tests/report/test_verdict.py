@@ -7,6 +7,7 @@ import pytest
 
 from quark.measure.answers import Answers
 from quark.measure.distance import Distance
+from quark.report.tables import brief
 from quark.report.verdict import (
     LEVELS,
     Verdict,
@@ -89,10 +90,20 @@ def test_speed_is_judged_where_it_is_meant() -> None:
 def test_size_and_coverage() -> None:
     assert not size_line(4_000_000, 1_000_000).bad and "4.0 times" in size_line(4_000_000, 1_000_000).reason
     assert size_line(1000, 1300).bad and size_line(1000, 1300).word == "larger"
+    same, worse = size_line(1000, 970), size_line(1000, 1001)
+    assert (same.word, same.bad, worse.word, worse.bad) == ("same", False, "same", True)
+    assert "within 3.1 %" in same.reason
     assert not coverage_line(0.97, 0.99).bad
     low = coverage_line(0.04, 0.99, ["conv1: it computes an index"])
     assert low.bad and "conv1: it computes an index" in low.reason
     assert not coverage_line(None, 0.9).bad and coverage_line(None, 0.1).bad
+
+
+def test_long_names_are_shown_without_their_middle() -> None:
+    exported = ";".join(f"model/block_{index}/Conv2D" for index in range(9))
+    shown = brief(exported)
+    assert len(shown) == 48 and exported.startswith(shown.split("…")[0]) and exported.endswith(shown.split("…")[1])
+    assert brief("/model.23/cv2/conv/Conv") == "/model.23/cv2/conv/Conv"
 
 
 def test_words_and_facts_say_the_same() -> None:

@@ -31,8 +31,10 @@ from quark.onnx.pipeline import is_float16, on_cpu
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.recipes import Attempt, Choice, Situation, improve, with_algorithms
 from quark.onnx.result import Result
+from quark.report.tables import brief
 from quark.report.verdict import (
     LEVELS,
+    SAME,
     Judged,
     Line,
     accuracy_line,
@@ -175,7 +177,7 @@ def _coverage(subject: Subject, plan: Plan | None) -> list[Line]:
         return []
     shares = subject.shares
     nodes = (plan.nodes[one.name] for one in float_layers(shares) if one.name in plan.nodes)
-    left = [f"{node.name}: {_NO_KERNEL if node.quantized else node.reason}" for node in nodes]
+    left = [f"{brief(node.name)}: {_NO_KERNEL if node.quantized else node.reason}" for node in nodes]
     return [coverage_line(shares.integer if "activation" in wanted else None, shares.stored, left[:2])]
 
 
@@ -267,7 +269,7 @@ def _smaller(subject: Subject) -> str:
             proto = ModelQuantizer(subject.config(choice)).run(subject.model, None, None).proto
         except QuarkError:  # it has no such weights
             continue
-        if proto is not None and proto.ByteSize() < before:
+        if proto is not None and proto.ByteSize() * (1 + SAME) < before:
             found[proto.ByteSize()] = choice
     if not found:
         return "use the float model where size matters: it has too few weights for codes and scales to save anything"
@@ -291,8 +293,9 @@ def _explained(subject: Subject) -> str:
     if choice is not None and not _fast_forms(choice) and is_float16(load(subject.model)):
         inside = replace(choice, options={**choice.options, "FasterForms": True})
         return f"{command(subject, inside)}   (float32 inside a float16 model, so that its layers are integer kernels)"
-    left = float_layers(subject.shares)
-    words = ["quark", "onnx", "explain", str(subject.named or subject.output), *(one.name for one in left[:1])]
+    left = [one.name for one in float_layers(subject.shares)[:1]]
+    named = [name for name in left if brief(name) == name]  # without a name it lists every layer
+    words = ["quark", "onnx", "explain", str(subject.named or subject.output), *named]
     return f"why layers stay in float: {shlex.join(words)}"
 
 

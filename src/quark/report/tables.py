@@ -17,6 +17,11 @@ NUMBER = re.compile(r"^[-+]?(\d[\d,.]*|inf|nan)\s?(%|dB|ms|s|kB|MB|GB|×)?(\s*\(
 SHORT = 28  # names in the first column up to this long are not broken
 
 
+def brief(name: str, most: int = 48) -> str:
+    """The name for a line of text: the middle of one that is longer than ``most`` characters is left out."""
+    return name if len(name) <= most else f"{name[: most - 17]}…{name[-16:]}"
+
+
 def decibels(value: float) -> str:
     """``31.4 dB``; an exact copy is ``inf dB``."""
     return f"{value:.1f} dB"

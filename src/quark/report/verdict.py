@@ -3,7 +3,7 @@
     runtime    told where ONNX Runtime's optimizations change the accuracy
     accuracy   good, doubtful or lost: by the answers that users read off an output where it has some, by SQNR where not
     speed      faster, same or slower than the float model, on this machine
-    size       smaller or larger
+    size       smaller, same or larger
     coverage   how much of the multiplications and of the weights is quantized
 
 The worst output decides about accuracy. Limits: ``SQNR`` in dB, ``KEPT`` as shares of the float model's answers. Where
@@ -26,7 +26,7 @@ LEVELS = ("lost", "doubtful", "good")
 SQNR = (10.0, 20.0)  # dB from which an output is doubtful, and good
 KEPT = (0.80, 0.95)  # the same for the share of answers
 HALF = 0.5  # of multiplications or weights: where less is quantized, hardly anything is won
-SAME = 0.05  # speeds that differ by less are the same
+SAME = 0.05  # speeds and sizes that differ by less are the same
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,10 @@ def speed_line(before: float, after: float, elsewhere: str = "") -> Line:
 
 def size_line(before: int, after: int) -> Line:
     """Bytes of both files."""
-    word = "smaller" if after < before else "larger"
     ratio = max(before, after) / max(min(before, after), 1)
-    reason = f"{ratio:.1f} times, {file_size(before)} → {file_size(after)}"
+    word = "same" if ratio <= 1 + SAME else "smaller" if after < before else "larger"
+    much = f"within {100 * (ratio - 1):.1f} %" if word == "same" else f"{ratio:.1f} times"
+    reason = f"{much}, {file_size(before)} → {file_size(after)}"
     return Line("size", word, reason, after >= before, f"{before / max(after, 1):.1f}×")
 
 
