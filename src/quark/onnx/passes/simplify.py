@@ -25,15 +25,16 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session, quiet_options
 from quark.onnx.graph.surgery import input_at, is_constant, name_nodes
 from quark.onnx.graph.weightless import through_proto
-from quark.onnx.passes import constants
+from quark.onnx.passes import constants, fold_constants
 
 _log = logging.getLogger(__name__)
 MERGING = frozenset({"Cast", "Concat", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators of which two in a row are often one."""
 ABSORBING = {("Pad", "Conv"), ("Conv", "Mul"), ("Conv", "Add")}
 """Pairs (first, second) where one takes in the other; a second input of Mul or Add must be a constant."""
-LEAVE = {"skip_fusion_patterns": ["FusionGemm"]}
-"""OnnxSlim's MatMul + Add → Reshape, Gemm, Reshape gives nodes new names and types, which rules of users go by."""
+LEAVE = {"skip_fusion_patterns": ["FusionGemm"], "size_threshold": fold_constants.SMALL}
+"""OnnxSlim's MatMul + Add → Reshape, Gemm, Reshape gives nodes new names and types, which rules of users go by; and it
+would write out large constants that a model computes (its filters, say) from a few numbers."""
 MANY = 1500
 """Nodes above which OnnxSlim runs only when the user asks for it: it takes 8 s on a chain of 2000."""
 TOLERANCE = 1e-4
