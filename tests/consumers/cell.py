@@ -45,7 +45,7 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def effective(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, weight that is multiplied by) of the layers of a model that are quantized."""
     for name, layer in quantized_layers(model):
-        yield name, layer.twin()._parameters["weight"].detach()  # type: ignore[union-attr]
+        yield name, layer.fake_quantized()._parameters["weight"].detach()  # type: ignore[union-attr]
 
 
 def quantize(model: nn.Module, scheme: str, inputs: dict[str, torch.Tensor]) -> nn.Module:
@@ -131,5 +131,5 @@ def weight_of(model: nn.Module, name: str) -> torch.Tensor:
     except AttributeError:
         return torch.tensor(float("nan"))
     if isinstance(layer, QuantLayer):
-        return layer.twin()._parameters["weight"].detach()  # type: ignore[union-attr]
+        return layer.fake_quantized()._parameters["weight"].detach()  # type: ignore[union-attr]
     return getattr(layer, "weight", torch.tensor(float("nan"))).detach()

@@ -125,7 +125,7 @@ def expected(model: Any) -> dict[str, tuple[Any, ...]]:
 
     names, made = names_of(model), {}
     for name, layer in quantized_layers(model):
-        weight = layer.twin()._parameters["weight"].detach()  # type: ignore[union-attr]
+        weight = layer.fake_quantized()._parameters["weight"].detach()  # type: ignore[union-attr]
         generator = torch.Generator().manual_seed(weight.shape[-1])  # layers that vLLM fuses have one input
         x = torch.randn(8, weight.shape[-1], generator=generator).to(torch.bfloat16)
         with torch.no_grad():

@@ -731,7 +731,7 @@ def test_a_second_type_of_a_graph_input_stands_first_and_moves_the_biases_of_its
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "twins", "differ"),
+    ("one", "other", "unsigned", "differ"),
     [
         ("int8", "uint8", True, False),
         ("int8", "uint8", False, True),
@@ -739,8 +739,8 @@ def test_a_second_type_of_a_graph_input_stands_first_and_moves_the_biases_of_its
         ("int8", "int16", True, True),
     ],
 )
-def test_precisions_that_differ(one: str, other: str, twins: bool, differ: bool) -> None:
-    at = dual_pairs.Boundaries(shared_input(), Plan(), {}, twins)
+def test_precisions_that_differ(one: str, other: str, unsigned: bool, differ: bool) -> None:
+    at = dual_pairs.Boundaries(shared_input(), Plan(), {}, unsigned)
     assert at.differ(one, other) is differ and at.differ(other, one) is differ
 
 

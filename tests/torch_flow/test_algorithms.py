@@ -22,7 +22,7 @@ from quark.torch.algorithms.judge import ScaleJudge
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.algorithms.scaling import Place
 from quark.torch.algorithms.trial import quantizing
-from quark.torch.algorithms.tune import float_twin
+from quark.torch.algorithms.tune import float_copy
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.matching import match
 from quark.torch.quantization.config.config import (
@@ -197,20 +197,20 @@ def test_the_twin_of_a_block_quantizes_nothing() -> None:
     model = quantize(W4A8, None)
     x, mask = torch.randn(1, 4, WIDTH), torch.zeros(4, 4)
     assert not torch.equal(model.parts[0](x, mask=mask), decoder().parts[0](x, mask=mask))
-    assert torch.equal(float_twin(model.parts[0])(x, mask=mask), decoder().parts[0](x, mask=mask))
+    assert torch.equal(float_copy(model.parts[0])(x, mask=mask), decoder().parts[0](x, mask=mask))
 
 
 def test_a_model_without_blocks_is_tuned_whole() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
     data = [torch.randn(64, 16) @ torch.randn(16, 16) for _ in range(3)]
-    float_twin = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
 
     def loss(algorithms: list[AlgoConfig]) -> float:
         config = QConfig(CHANNEL, algo_config=algorithms)
-        found = ModelQuantizer(config).quantize_model(copy.deepcopy(float_twin), data)
+        found = ModelQuantizer(config).quantize_model(copy.deepcopy(reference), data)
         with torch.no_grad():
-            return sum(float((found(x) - float_twin(x)).square().sum()) for x in data)
+            return sum(float((found(x) - reference(x)).square().sum()) for x in data)
 
     assert loss([GPTQConfig()]) < 0.7 * loss([])
 

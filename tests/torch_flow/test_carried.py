@@ -61,12 +61,12 @@ def run(command: str, source: Path, target: Path, scheme: str, capsys: Any, *mor
 def test_codes_are_kept(first: str, format: str, second: str, models: Any, tmp_path: Path, capsys: Any) -> None:
     model = models[first]
     write(model, tmp_path / "source", format)
-    wanted = {name: layer.twin()._parameters["weight"].detach() for name, layer in quantized_layers(model)}
+    wanted = {name: layer.fake_quantized()._parameters["weight"].detach() for name, layer in quantized_layers(model)}
     for command in COMMANDS:
         told = run(command, tmp_path / "source", tmp_path / command, second, capsys)
         assert (told["carried_over"], told["quantized_again"], told["loss_to_source"]) == (len(wanted), 0, 0), command
         again = import_model_from_safetensors(None, tmp_path / command)
-        found = {name: layer.twin()._parameters["weight"] for name, layer in quantized_layers(again)}
+        found = {name: layer.fake_quantized()._parameters["weight"] for name, layer in quantized_layers(again)}
         assert all(torch.equal(found[name], value) for name, value in wanted.items()), command
         if format == "quark" and first == second:
             files = (load_file(tmp_path / name / "model.safetensors") for name in ("source", command))
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_quantized_again_and_measured(models: Any, tmp_path
         error = total = 0.0
         old, new = (dict(quantized_layers(one)) for one in (model, again))
         for name, layer in old.items():
-            before, after = (one.twin()._parameters["weight"].detach().double() for one in (layer, new[name]))
+            before, after = (one.fake_quantized()._parameters["weight"].detach().double() for one in (layer, new[name]))
             error, total = error + float((after - before).square().sum()), total + float(before.square().sum())
             assert name.endswith("down_proj") or torch.equal(before, after)
         assert told["quantized_again"] == sum(name.endswith("down_proj") for name in old) > 0
@@ -99,7 +99,7 @@ def test_a_broken_scale_is_seen(models: Any, tmp_path: Path) -> None:
     from quark.torch.files.carried import codes_under
 
     layer = next(layer for _, layer in quantized_layers(models["int4_wo_32"]))
-    value, made = layer.twin()._parameters["weight"].detach(), layer.weight_quantizer
+    value, made = layer.fake_quantized()._parameters["weight"].detach(), layer.weight_quantizer
     part = next(iter(parts(made)))
     known = {"0.scale": part.scale.reshape(-1), "0.zero_point": part.zero_point.reshape(-1)}
     quantizer = make_quantizer((part.stage,), "w", True)
@@ -124,4 +124,5 @@ def test_experts_of_gpt_oss_keep_their_values(tmp_path: Path, capsys: Any) -> No
     found = import_model_from_safetensors(None, tmp_path / "quantize-files")
     new = dict(quantized_layers(found))
     for name, layer in quantized_layers(wanted):
-        assert torch.equal(layer.twin()._parameters["weight"], new[name].twin()._parameters["weight"]), name
+        pair = [one.fake_quantized()._parameters["weight"] for one in (layer, new[name])]
+        assert torch.equal(*pair), name

@@ -217,7 +217,7 @@ def weights(folder: Path) -> Tensors:
 def weights_of(model: torch.nn.Module) -> Tensors:
     """What the quantized layers of a model multiply by."""
     layers = dict(quantized_layers(model))
-    return {f"{name}.weight": layer.twin()._parameters["weight"].detach() for name, layer in layers.items()}  # type: ignore[union-attr]
+    return {f"{name}.weight": layer.fake_quantized()._parameters["weight"].detach() for name, layer in layers.items()}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", CARRIED)

@@ -55,7 +55,7 @@ def write(model: Any, folder: Path, format: str) -> None:
 
 def values(model: Any) -> dict[str, torch.Tensor]:
     """The weights that a model multiplies by."""
-    return {name: layer.twin()._parameters["weight"].detach() for name, layer in quantized_layers(model)}
+    return {name: layer.fake_quantized()._parameters["weight"].detach() for name, layer in quantized_layers(model)}
 
 
 def test_codes_go_from_every_format_into_every_other_one(scheme: tuple[str, Any], tmp_path: Path) -> None:

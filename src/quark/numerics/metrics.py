@@ -1,4 +1,4 @@
-"""Distances between a reference tensor and its quantized twin, in float64.
+"""Distances between a reference tensor and its quantized form, in float64.
 
 mse = mean((x - y)^2)        l2 = |x - y|           cosine = <x, y> / (|x| |y|)
 sqnr = 10 log10(sum(x^2) / sum((x - y)^2))  [dB]    psnr = 10 log10(peak^2 / mse)  [dB], peak = max|x|

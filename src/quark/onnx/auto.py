@@ -52,7 +52,7 @@ from quark.search.parts import Split
 from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
 
-ISLANDS = 0.4
+APART = 0.4
 """The part of the time of a preset that is kept for layers apart, the last resort."""
 ALL, HALF, BESIDE = 1.0, 0.5, 0.125
 """The part of the layers that may stand apart: in float, of wider types on an NPU, and beside an NPU on the CPU."""
@@ -248,7 +248,7 @@ class Search:
         end = self.clock.left - seconds  # what is to be left of all the time when this is over
         self.probes = self.clock.left - PROBES * seconds
         self.situation = climb.situation
-        best = climb.others(seconds * (1 - ISLANDS), self.probe if self.samples.total > 4 * PROBED else None)
+        best = climb.others(seconds * (1 - APART), self.probe if self.samples.total > 4 * PROBED else None)
         good = best.judged is not None and best.judged.level >= GOOD
         if not good and Config(best.choice.config()).compile().mode == "static":
             self.layers_apart(best, end)

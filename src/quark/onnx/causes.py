@@ -143,18 +143,18 @@ class _PairRuns:
         self.first, self.libraries = first, libraries
         pairs = list(pairs_of(first, second))
         self._floats = Runner(first, [pair.name for pair in pairs], runtime=Runtime(libraries=libraries))
-        theirs = Runner(second, [pair.twin for pair in pairs], runtime=Runtime(libraries=libraries))
+        theirs = Runner(second, [pair.quantized for pair in pairs], runtime=Runtime(libraries=libraries))
         kept, scalings = pairs, {pair.name: Scaling() for pair in pairs}
         for feed in feeds:
             x, y = self._floats.run(feed).values, theirs.run(feed).values
-            kept = [pair for pair in kept if _alike(x[pair.name], y[pair.twin])]
+            kept = [pair for pair in kept if _alike(x[pair.name], y[pair.quantized])]
             for pair in kept:
-                scalings[pair.name].update(x[pair.name], y[pair.twin])
+                scalings[pair.name].update(x[pair.name], y[pair.quantized])
         self.rescaled = [pair.name for pair in kept if scalings[pair.name].found]
         self.pairs = [pair for pair in kept if pair.name not in set(self.rescaled)]
         self._types = {pair.name: ir.DataType.from_numpy(x[pair.name].dtype) for pair in self.pairs} if feeds else {}
         cut, self._fed = cut_at(second, self.pairs, self._types)
-        self._pieces = Runner(cut, [pair.twin for pair in self.pairs], runtime=Runtime(libraries=libraries))
+        self._pieces = Runner(cut, [pair.quantized for pair in self.pairs], runtime=Runtime(libraries=libraries))
         self._injected: Runner | None = None
         self.spent = 0.0
 
@@ -165,7 +165,7 @@ class _PairRuns:
         y = self._pieces.run({**feed, **given}).values
         found = {}
         for pair in self.pairs:
-            value, other = x[pair.name], y[pair.twin]
+            value, other = x[pair.name], y[pair.quantized]
             own.setdefault(pair.name, Distance()).update(value, other)
             error = other - value
             if np.isfinite(error).all() and error.any():
@@ -213,7 +213,7 @@ def cut_at(
     values, names, fed = tensors_by_name(cut), Names(cut), {}
     for pair in pairs:
         source = ir.Value(name=names.fresh(f"{pair.name}_float"), type=ir.TensorType(types[pair.name]))
-        behind = values[pair.twin]
+        behind = values[pair.quantized]
         before = _in_front_of(behind)
         for value in {id(one): one for one in (behind, before)}.values():
             for use in list(value.uses()):

@@ -49,18 +49,18 @@ QUANTIZERS = ("QuantizeLinear", "QuantizeDequantize")  # endings: other domains 
 
 @dataclass(frozen=True)
 class ComparedTensors:
-    """A tensor of the float model and where its quantized twin is.
+    """A tensor of the float model and where its quantized form is.
 
     Attributes:
         name: tensor of the float model.
-        twin: tensor of the quantized model that holds the same quantity.
+        quantized: tensor of the quantized model that holds the same quantity.
         node, op_type: what computes it in the quantized model ("" and "input" for graph inputs): the names by which a
             configuration excludes it.
         quantizer: the node that quantizes it, or None.
     """
 
     name: str
-    twin: str
+    quantized: str
     node: str
     op_type: str
     quantizer: ir.Node | None = None
@@ -137,7 +137,7 @@ def compare(
     pairs = tuple(pairs_of(first, second)) if layers else ()
     layout = relaid(first, second)
     end_to_end = _both(first, second, names, names, libraries, layout)
-    inner = _both(first, second, [p.name for p in pairs], [p.twin for p in pairs], libraries, layout)
+    inner = _both(first, second, [p.name for p in pairs], [p.quantized for p in pairs], libraries, layout)
     outputs, answers = {name: Distance() for name in names}, {name: Answers() for name in names}
     distances, scalings = [Distance() for _ in pairs], [Scaling() for _ in pairs]
     ranges = [_code_range(pair) for pair in pairs]
@@ -257,24 +257,24 @@ def _both(
     first: ir.Model,
     second: ir.Model,
     names: list[str],
-    twins: list[str],
+    quantized: list[str],
     libraries: Libraries,
     layout: Relaid,
 ) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
     """A function that runs both models on a feed and gives the wanted tensors in pairs, in the axes of the first."""
     runtime = Runtime(libraries=libraries)
-    ours, theirs = Runner(first, names, runtime=runtime), Runner(second, twins, runtime=runtime)
-    return _paired(ours, theirs, names, twins, layout)
+    ours, theirs = Runner(first, names, runtime=runtime), Runner(second, quantized, runtime=runtime)
+    return _paired(ours, theirs, names, quantized, layout)
 
 
 def _paired(
-    ours: Runner, theirs: Runner, names: list[str], twins: list[str], layout: Relaid
+    ours: Runner, theirs: Runner, names: list[str], quantized: list[str], layout: Relaid
 ) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
 
     def run(feed: Feed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         x, y = ours.run(feed).values, theirs.run(layout.taken(feed)).values
-        pairs = zip(names, twins, strict=True)
-        back = (np.moveaxis(y[twin], -1, 1) if name in layout.moved else y[twin] for name, twin in pairs)
+        pairs = zip(names, quantized, strict=True)
+        back = (np.moveaxis(y[key], -1, 1) if name in layout.moved else y[key] for name, key in pairs)
         return ((x[name], array) for name, array in zip(names, back, strict=True))
 
     return run
@@ -295,22 +295,22 @@ def outputs_of(first: ir.Model, second: ir.Model) -> list[str]:
 
 def pairs_of(first: ir.Model, second: ir.Model) -> Iterator[ComparedTensors]:
     """Every tensor that both models have, graph inputs first, then in the order of the float graph."""
-    twins = tensors_by_name(second)
+    theirs = tensors_by_name(second)
     for name in tensors_by_name(first):
-        twin = twins.get(name)
-        if twin is None or ((made := twin.producer()) is not None and made.op_type == "Constant"):
+        quantized = theirs.get(name)
+        if quantized is None or ((made := quantized.producer()) is not None and made.op_type == "Constant"):
             continue
-        quantizer = _quantizer(twin)
-        behind = _behind(quantizer) if quantizer else twin
-        node, op_type = _maker(twin, quantizer)
+        quantizer = _quantizer(quantized)
+        behind = _behind(quantizer) if quantizer else quantized
+        node, op_type = _maker(quantized, quantizer)
         yield ComparedTensors(name, str(behind.name), node, op_type, quantizer)
 
 
-def _maker(twin: ir.Value, quantizer: ir.Node | None) -> tuple[str, str]:
+def _maker(quantized: ir.Value, quantizer: ir.Node | None) -> tuple[str, str]:
     """Name and operator of the node that computes a tensor, before any Q/DQ pair; its output's name if nameless."""
-    source = quantizer.inputs[0] if quantizer is not None else twin
+    source = quantizer.inputs[0] if quantizer is not None else quantized
     node = source.producer() if source is not None else None
-    return ("", "input") if node is None else (node.name or str(twin.name), node.op_type)
+    return ("", "input") if node is None else (node.name or str(quantized.name), node.op_type)
 
 
 def _quantizer(value: ir.Value) -> ir.Node | None:

@@ -162,7 +162,7 @@ def _ratio(seen: Mapping[Key, tuple[float, float]], layer: str, name: str, told:
 
 
 def local_model(common: FloatModelFiles, units: Sequence[Unit], candidate: str) -> Local:
-    """The float model with a quantized twin beside every layer, that reads the same float tensors."""
+    """The float model with a quantized copy beside every layer, that reads the same float tensors."""
     model = apart(opened(str(common.model)))
     tuned = apart(opened(str(common.folder / common.tuned[candidate]))) if candidate in common.tuned else None
     nodes = {node.name: node for node in model.graph}
@@ -172,11 +172,11 @@ def local_model(common: FloatModelFiles, units: Sequence[Unit], candidate: str) 
     for number, unit in enumerate(units):
         if candidate not in unit.tensors or candidate == FLOAT:
             continue
-        twin = _Twin(model, nodes[unit.name], f"__alone{number}", unit, candidate)
+        copy = _QuantizedCopy(model, nodes[unit.name], f"__alone{number}", unit, candidate)
         if tuned is not None:
-            twin.tune(tuned)
-        homes |= dict.fromkeys(twin.put(plan), unit.name)
-        floats[unit.name] = twin.float_bytes()
+            copy.tune(tuned)
+        homes |= dict.fromkeys(copy.put(plan), unit.name)
+        floats[unit.name] = copy.float_bytes()
     if common.job.npu:
         simulate(model, plan, common.job)
     made = MODES["static"].emit(model, plan, common.job.options)
@@ -188,7 +188,7 @@ def local_model(common: FloatModelFiles, units: Sequence[Unit], candidate: str) 
     return Local(made, floats)
 
 
-class _Twin:
+class _QuantizedCopy:
     """A copy of a layer's node, with copies of everything that its candidate quantizes."""
 
     def __init__(self, model: ir.Model, node: ir.Node, ending: str, unit: Unit, candidate: str) -> None:
@@ -215,7 +215,7 @@ class _Twin:
                 model.graph.outputs.append(error.outputs[0])
 
     def copied(self, value: ir.Value, node: ir.Node) -> ir.Value:
-        """A value of the twin's own, for those that are quantized."""
+        """A value of the copy's own, for those that are quantized."""
         name = value.name or ""
         if name not in self.tensors:
             return value
@@ -240,12 +240,12 @@ class _Twin:
         return own
 
     def tune(self, tuned: ir.Model) -> None:
-        """Give the twin the weights that an algorithm of the candidate made."""
+        """Give the copy the weights that an algorithm of the candidate made."""
         own = [replace(one, name=name) for name, one in self.tensors.items() if one.role != "activation"]
         take_over(self.model, tuned, own, self.ending)
 
     def put(self, plan: Plan) -> Iterator[str]:
-        """Add what is decided about the twin to a plan; the names of its tensors."""
+        """Add what is decided about the copy to a plan; the names of its tensors."""
         name = self.node.name or ""
         plan.nodes[name] = NodePlan(name, self.node.op_type, True, "alone")
         for old, tensor in self.tensors.items():

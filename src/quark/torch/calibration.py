@@ -22,7 +22,7 @@ from quark.errors import DataError
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.graph.point import points
 from quark.torch.kv_cache import cache_quantizers
-from quark.torch.quantized_layer import quantized_layers, static_parts
+from quark.torch.quantized_layer import forget_quantized, quantized_layers, static_parts
 from quark.torch.softmax import softmax_quantizers
 
 
@@ -38,7 +38,7 @@ def calibrate(model: nn.Module, samples: Iterable[Any]) -> list[str]:
     observed = list(static_activations(model))
     for part in observed:
         part.start(device_of(model))
-    with evaluating(model), floating(model):
+    with evaluating(model), disabled([model], observers=False):
         count = sum(noted(model, sample, number) for number, sample in enumerate(progress(samples)))
     if not count:
         raise DataError("the dataloader is empty, and static activations need at least one sample")
@@ -175,16 +175,21 @@ def without_cache(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def floating(model: nn.Module) -> Iterator[None]:
-    """Nothing is quantized: observers see what the float model computes."""
-    others = [part for part in model.modules() if isinstance(part, FakeQuantize) and part.observer is None]
-    enabled = [part.enabled for part in others]
-    for part in others:
+def disabled(modules: Iterable[nn.Module], observers: bool = True) -> Iterator[None]:
+    """All quantizers in ``modules`` let tensors through as they are; without ``observers``, all but those that observe.
+
+    Layers forget the weights that they have quantized, before and after: a weight kept from here would stay float.
+    """
+    inside = list(dict.fromkeys(part for module in modules for part in module.modules()))
+    quantizers = [part for part in inside if isinstance(part, FakeQuantize)]
+    found = [part for part in quantizers if observers or part.observer is None]
+    before = [part.enabled for part in found]
+    forget_quantized(inside)
+    for part in found:
         part.enabled = False
     try:
         yield
     finally:
-        for part, value in zip(others, enabled, strict=True):
+        for part, value in zip(found, before, strict=True):
             part.enabled = value
-        for _, layer in quantized_layers(model):
-            layer.__dict__.pop("_twin", None)
+        forget_quantized(inside)

@@ -228,11 +228,11 @@ def numbered_stacks(module: nn.Module, start: int = 0) -> tuple[dict[str, torch.
             size = count * math.prod(form)
             stacks[own] = torch.arange(start, start + size).reshape(count, *form)
             start += size
-    twin = copy.copy(module)
-    twin.__dict__["_parameters"] = stacks
+    view = copy.copy(module)
+    view.__dict__["_parameters"] = stacks
     parts: dict[str, torch.Tensor] = {}
     for number in range(count):
-        for name, weight, bias in layers_of(twin, number):
+        for name, weight, bias in layers_of(view, number):
             parts[f"{number}.{name}.weight"] = weight
             parts |= {} if bias is None else {f"{number}.{name}.bias": bias}
     return stacks, parts

@@ -38,7 +38,7 @@ from quark.torch.fake_quantize import parts
 from quark.torch.first_input import first_input
 from quark.torch.layers import kind_of
 from quark.torch.outputs import answer
-from quark.torch.quantized_layer import QuantLayer, quantized_layers
+from quark.torch.quantized_layer import QuantLayer, forget_quantized, quantized_layers
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.structure import run_model
 
@@ -230,7 +230,7 @@ class LayerRuns:
         for _, quantizer in layer.quantizers():
             for part in parts(quantizer):
                 part.enabled = on and part not in self.unreached
-        layer.__dict__.pop("_twin", None)
+        forget_quantized([layer])
 
     def block_of(self, name: str) -> int:
         """The number of the block that holds a layer; 0 for layers outside."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -11,7 +12,7 @@ from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
 from quark.torch.layers import own_parameter
 from quark.torch.learned import LearnedScale, learning_quantizer
 from quark.torch.matching import Match, Matches
-from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach
+from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach, forget_quantized
 
 
 def prepare(found: Matches, ranges: bool = True) -> None:
@@ -29,12 +30,9 @@ def prepare(found: Matches, ranges: bool = True) -> None:
                 quantizer.train(module.training)
 
 
-def quantizer_of(item: Match, slot: str) -> Quantizer | None:
-    """The quantizer of one tensor of a layer."""
-    if not item.stages[slot]:
-        return None
-    name = f"{slot} of {item.layer.name!r}"
-    return learning_quantizer(item.stages[slot], name, slot in OWN)
+def quantizer_of(item: Match, slot: str, make: Callable[..., Quantizer] = learning_quantizer) -> Quantizer | None:
+    """A fresh quantizer for one tensor of a layer, not attached."""
+    return make(item.stages[slot], f"{slot} of {item.layer.name!r}", slot in OWN) if item.stages[slot] else None
 
 
 def restore(found: Matches) -> None:
@@ -59,5 +57,5 @@ def bake(layers: list[QuantLayer]) -> None:
                 made[key] = nn.Parameter(value, requires_grad=old.requires_grad)
             layer._parameters[name] = made[key]
         layer.frozen = True
-        layer.__dict__.pop("_twin", None)
+        forget_quantized([layer])
     del before

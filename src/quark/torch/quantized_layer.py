@@ -4,20 +4,20 @@
 
 The object stays the one that the model knows (shared modules, hooks, attributes, names of parameters); its class
 becomes ``QuantLayer`` mixed with the float class, and goes back when quantizing fails. What is computed is the float
-class's own ``forward``, run on a twin of the object that holds the quantized weight and bias. So subclasses with a
-``forward`` of their own work, and no layer needs code here.
+class's own ``forward``, run on a fake-quantized copy of the object, which holds the quantized weight and bias. So
+subclasses with a ``forward`` of their own work, and no layer needs code here.
 
-The twin is made once and kept while the weight stays the same, because quantizing a weight at each call would cost
+The copy is made once and kept while the weight stays the same, because quantizing a weight at each call would cost
 more than the layer. A change is noticed by the version of the parameter (optimizers, ``load_state_dict``) and by its
-address; a change through ``weight.data`` while the model is in ``eval()`` is not. In training the twin is made at
+address; a change through ``weight.data`` while the model is in ``eval()`` is not. In training the copy is made at
 every call, and gradients pass straight through to the float weight, and to scales that are learned. ``freeze`` puts
-the quantized values in the place of the float ones and drops the twin.
+the quantized values in the place of the float ones and drops the copy.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -87,7 +87,7 @@ class QuantLayer(nn.Module):
         quantize_input, quantize_output = self.input_quantizer, self.output_quantizer
         if quantize_input is not None:
             input = quantize_input(input)
-        output = self.twin().forward(input, *args, **kwargs)
+        output = self.fake_quantized().forward(input, *args, **kwargs)
         return output if quantize_output is None else quantize_output(output)
 
     forward = _run
@@ -99,20 +99,20 @@ class QuantLayer(nn.Module):
         decodes = self.weight_quantizer if self.compact and self.loaded else None
         return value if decodes is None else decodes(value.detach())
 
-    def twin(self) -> nn.Module:
+    def fake_quantized(self) -> nn.Module:
         """The float layer with quantized weight and bias."""
         if self.compact:
-            return self.new_twin(lambda name, value: self.own_quantizer(name)(value.detach()))
+            return self.with_parameters(lambda name, value: self.own_quantizer(name)(value.detach()))
         learned = self.learned_scales()
         if not self.frozen and (self.training or (learned and torch.is_grad_enabled())):
-            return self.new_twin(lambda name, value: self.own_quantizer(name)(value))
+            return self.with_parameters(lambda name, value: self.own_quantizer(name)(value))
         key = tuple(identity(self._parameters[name]) for name in OWN if name in self._parameters)
         key += tuple(identity(parameter) for parameter in learned)
-        kept = self.__dict__.get("_twin")
+        kept = self.__dict__.get("_fake_quantized")
         if kept is None or kept[0] != key:
-            kept = self.__dict__["_twin"] = key, self.quantized_parameters()
+            kept = self.__dict__["_fake_quantized"] = key, self.quantized_parameters()
         values = kept[1]
-        return self.new_twin(lambda name, value: straight_through(value, lambda _: values[name]))
+        return self.with_parameters(lambda name, value: straight_through(value, lambda _: values[name]))
 
     def learned_scales(self) -> list[torch.Tensor]:
         """The scales of weight and bias that training changes."""
@@ -129,17 +129,17 @@ class QuantLayer(nn.Module):
         """The quantizer of the parameter called ``name``."""
         return known(quantizer_at(self, f"{name}_quantizer"), f"the quantizer of the {name}")
 
-    def new_twin(self, quantized: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:
+    def with_parameters(self, quantized: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:
         """An object of the float class that shares everything with this one but the parameters that are quantized."""
-        twin = object.__new__(self.float_class)
-        twin.__dict__.update(self.__dict__)
-        twin.__dict__["_parameters"] = dict(self._parameters)
+        copy = object.__new__(self.float_class)
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__["_parameters"] = dict(self._parameters)
         if not self.frozen:
             for name in OWN:
                 value = self._parameters.get(name)
                 if value is not None and self._modules[f"{name}_quantizer"] is not None:
-                    twin.__dict__["_parameters"][name] = quantized(name, value)
-        return twin
+                    copy.__dict__["_parameters"][name] = quantized(name, value)
+        return copy
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -153,7 +153,7 @@ class QuantLayer(nn.Module):
         return values
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-        self.__dict__.pop("_twin", None)
+        forget_quantized([self])
         # the parameter itself is changed in place; another tensor of the same values is not
         own = self._parameters.items() if self.compact else ()
         codes, kept = {name: value.detach() for name, value in own if value is not None}, dict(self._buffers)
@@ -175,11 +175,11 @@ class QuantLayer(nn.Module):
     def train(self, mode: bool = True) -> QuantLayer:
         """As ``nn.Module.train``; a change of mode has the weight quantized anew."""
         if mode != self.training:
-            self.__dict__.pop("_twin", None)
+            forget_quantized([self])
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_twin"}
+        return {name: value for name, value in self.__dict__.items() if name != "_fake_quantized"}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return revived, (self.float_class,), self.__getstate__()
@@ -189,6 +189,13 @@ def revived(cls: type[nn.Module]) -> QuantLayer:
     """An empty quantized layer of the class that ``cls`` becomes, which has no name that pickle could find."""
     made: QuantLayer = object.__new__(quantized_class(cls))
     return made
+
+
+def forget_quantized(modules: Iterable[nn.Module]) -> None:
+    """Quantized layers among ``modules`` quantize their parameters anew when they are called next."""
+    for module in modules:
+        if isinstance(module, QuantLayer):
+            module.__dict__.pop("_fake_quantized", None)
 
 
 def identity(parameter: torch.Tensor | None) -> tuple[int, ...]:
@@ -237,7 +244,7 @@ def detach(module: nn.Module) -> None:
     if isinstance(module, QuantLayer):
         for name in SLOT_NAMES.values():
             module._modules.pop(name, None)
-        for name in ("_twin", "frozen", "compact", "loaded"):
+        for name in ("_fake_quantized", "frozen", "compact", "loaded"):
             module.__dict__.pop(name, None)
         become(module, module.float_class)
 

@@ -33,7 +33,7 @@ def plain() -> Any:
 
 def values(model: Any) -> dict[str, torch.Tensor]:
     """The weights that a model multiplies by."""
-    return {name: layer.twin()._parameters["weight"].detach() for name, layer in quantized_layers(model)}
+    return {name: layer.fake_quantized()._parameters["weight"].detach() for name, layer in quantized_layers(model)}
 
 
 @pytest.mark.parametrize("dtype", TYPES)

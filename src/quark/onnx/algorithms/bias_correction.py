@@ -1,4 +1,4 @@
-"""Bias correction in a graph: walk through the float model and its quantized twin, compare the channels' means.
+"""Bias correction in a graph: walk through the float model and its fake-quantized copy, compare the channels' means.
 
 The layers before are corrected already when a layer is measured. A channel keeps its old bias where the codes of the
 new one would not bring its mean nearer. With ``gain`` the layers behind which no other layer stands are amplified as
@@ -20,10 +20,10 @@ from quark.algorithms.bias_correction import channel_means, corrected, gains, sh
 from quark.config.plan import Plan
 from quark.onnx.algorithms.channels import layer_of
 from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
 from quark.onnx.algorithms.forward import CHANNEL_AXIS
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.samples import feeds_of
-from quark.onnx.algorithms.twin import rounded, twin_of
 from quark.onnx.algorithms.walk import GraphWalk, inputs_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import Runtime
@@ -47,26 +47,26 @@ def run(model: ir.Model, plan: Plan, config: BiasCorrectionConfig, context: Cont
     layers = [layer for layer in found if _has_own_bias(layer)]
     refused += [f"{layer.name!r} stays: it has no bias of its own" for layer in found if layer not in layers]
     options = context.job.options
-    twin = twin_of(model, plan, options)
-    nodes = {node.name: node for node in twin.graph}
+    fake_model = fake_quantized(model, plan, options)
+    nodes = {node.name: node for node in fake_model.graph}
     feeds = feeds_of(model, context)
     names = {layer.name: str(layer.node.outputs[0].name) for layer in layers}
-    twins = {layer.name: str(nodes[layer.name].outputs[0].name) for layer in layers}
+    outputs = {layer.name: str(nodes[layer.name].outputs[0].name) for layer in layers}
     runtime = Runtime.of(options)
     floats = GraphWalk(context.reference or model, feeds, names.values(), runtime)
-    quantized = GraphWalk(twin, feeds, twins.values(), runtime)
+    quantized = GraphWalk(fake_model, feeds, outputs.values(), runtime)
     fired, last = 0, _last_layers(model) if config.gain else frozenset()
     for done, layer in enumerate(layers, 1):
         axis = CHANNEL_AXIS.get(layer.node.op_type, 1)
         pair = [
             [sample[name] for sample in walk.advance([name])]
-            for walk, name in ((floats, names[layer.name]), (quantized, twins[layer.name]))
+            for walk, name in ((floats, names[layer.name]), (quantized, outputs[layer.name]))
         ]
         if config.gain and layer.name in last:
             layer, pair[1] = _amplified(model, plan, layer, pair, axis)
         shift = _correct(model, layer, _wanted(pair, axis))
         fired += bool(shift.any())
-        quantized.edit(twins[layer.name], partial(_shifted, shift=shift, axis=axis))
+        quantized.edit(outputs[layer.name], partial(_shifted, shift=shift, axis=axis))
         context.progress(config.name, done, len(layers))
     return PassReport(config.name, fired, tuple(refused))
 

@@ -1,8 +1,9 @@
-"""The stage that trains weights: walk through the float model and its quantized twin side by side, layer by layer.
+"""The stage that trains weights: walk through the float model and its fake-quantized copy, layer by layer.
 
-A layer's data are collected once: what the twin (with the layers before it already trained) feeds it, and what the
-float model makes of it. Trained weights go into the twin at once and into the float model at the end, as values that
-lie on their grid. A layer that got worse is put back. With ``SaveAndRestore`` finished layers are not trained again.
+A layer's data are collected once: what the fake-quantized model (with the layers before it already trained) feeds it,
+and what the float model makes of it. Trained weights go into the fake-quantized model at once and into the float model
+at the end, as values that lie on their grid. A layer that got worse is put back. With ``SaveAndRestore`` finished
+layers are not trained again.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from quark.errors import ConfigError, known
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel
 from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
 from quark.onnx.algorithms.forward import CHANNEL_AXIS, LINEAR, forward_of
 from quark.onnx.algorithms.gptq import grid_of
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.samples import feeds_of, keeper, providers_of
-from quark.onnx.algorithms.twin import rounded, twin_of
 from quark.onnx.algorithms.walk import GraphWalk
 from quark.onnx.discretion import inherited
 from quark.onnx.graph import model as files
@@ -112,12 +113,12 @@ class _Stage:
     def train(self) -> dict[str, dict[str, np.ndarray]]:
         """Train all layers; what came of each."""
         job, config = self.context.job, self.config
-        twin = twin_of(self.model, self.plan, job.options)
-        nodes = {node.name: node for node in twin.graph}
+        fake_model = fake_quantized(self.model, self.plan, job.options)
+        nodes = {node.name: node for node in fake_model.graph}
         finished = {layer.name: self.context.journal.arrays(f"{config.name} {layer.name}") for layer in self.layers}
         results = {name: arrays for name, arrays in finished.items() if arrays is not None}
         if len(results) < len(self.layers):
-            self._walk(twin, nodes, results)
+            self._walk(fake_model, nodes, results)
         for layer in self.layers:
             self._into_model(layer, results[layer.name])
         return results
@@ -127,7 +128,7 @@ class _Stage:
         return self.context.reference or self.model
 
     def _walk(
-        self, twin: ir.Model, nodes: dict[str | None, ir.Node], results: dict[str, dict[str, np.ndarray]]
+        self, fake_model: ir.Model, nodes: dict[str | None, ir.Node], results: dict[str, dict[str, np.ndarray]]
     ) -> None:
         """Train what is not in ``results`` yet. The cuts are the same either way, so that all bits are."""
         config, options, todo = self.config, self.context.job.options, self.layers
@@ -142,9 +143,9 @@ class _Stage:
         stops = [*(layer.target for layer in todo), *float_reads]
         _check_names(reference, stops, str(config.ref_model_path))
         floats = GraphWalk(reference, feeds, stops, runtime, keep)
-        quantized = GraphWalk(twin, feeds, reads.values(), runtime, keep)
+        quantized = GraphWalk(fake_model, feeds, reads.values(), runtime, keep)
         early = floats.advance(stops) if config.mem_opt_level == 0 else None
-        judge = _Judge(self._float, twin, feeds, config, runtime) if config.selective_update else None
+        judge = _Judge(self._float, fake_model, feeds, config, runtime) if config.selective_update else None
         for group in _groups(todo, quantized, reads, config.parallel):
             names = [name for layer in group for name in (layer.target, *([layer.source] if float_reads else []))]
             found = early if early is not None else floats.advance(names)
@@ -155,12 +156,12 @@ class _Stage:
             for layer, arrays in zip(new, self._train_group(new, data), strict=True):
                 chosen = arrays
                 if judge is not None:
-                    chosen = judge.choose(partial(self._into_twin, twin, layer), arrays, self._untouched(layer))
+                    chosen = judge.choose(partial(self._write_into, fake_model, layer), arrays, self._untouched(layer))
                 results[layer.name] = chosen
                 self.context.journal.finish_arrays(f"{config.name} {layer.name}", chosen)
                 self.context.progress(config.name, len(results), len(self.layers))
             for layer in group:
-                self._into_twin(twin, layer, results[layer.name])
+                self._write_into(fake_model, layer, results[layer.name])
             if judge is not None and len(new) < len(group):
                 judge.start_here()
 
@@ -246,13 +247,14 @@ class _Stage:
         arrays = {"weight": np.asarray(layer.constant(1)), "kept": np.array(False)}
         return arrays if bias is None else {**arrays, "bias": bias}
 
-    def _into_twin(self, twin: ir.Model, layer: Tunable, arrays: dict[str, np.ndarray]) -> None:
+    def _write_into(self, fake_model: ir.Model, layer: Tunable, arrays: dict[str, np.ndarray]) -> None:
         """The values that the trained arrays will be rounded to."""
-        _store(twin, layer.weight.name, np.asarray(rounded(np.asarray(arrays["weight"], np.float32), layer.weight)))
+        weight = rounded(np.asarray(arrays["weight"], np.float32), layer.weight)
+        _store(fake_model, layer.weight.name, np.asarray(weight))
         if "bias" in arrays:
             bias = np.asarray(arrays["bias"], np.float32)
             kept = bias if layer.bias is None else np.asarray(rounded(bias, layer.bias))
-            _store(twin, input_name(layer.node, 2), kept)
+            _store(fake_model, input_name(layer.node, 2), kept)
 
     def _into_model(self, layer: Tunable, arrays: dict[str, np.ndarray]) -> None:
         _store(self.model, layer.weight.name, arrays["weight"])
@@ -359,25 +361,25 @@ class _Judge:
     """The distance of one output of the quantized model to the float model's, over all samples."""
 
     def __init__(
-        self, model: ir.Model, twin: ir.Model, feeds: Sequence[Any], config: FineTuneConfig, runtime: Runtime
+        self, model: ir.Model, fake_model: ir.Model, feeds: Sequence[Any], config: FineTuneConfig, runtime: Runtime
     ) -> None:
         if config.output_index >= len(model.graph.outputs):
             raise ConfigError(
                 f"output_index is {config.output_index}; the model has {len(model.graph.outputs)} outputs"
             )
-        self._twin, self._feeds, self._runtime = twin, feeds, replace(runtime, as_given=True)
-        self._name = str(twin.graph.outputs[config.output_index].name)
+        self._fake_model, self._feeds, self._runtime = fake_model, feeds, replace(runtime, as_given=True)
+        self._name = str(fake_model.graph.outputs[config.output_index].name)
         wanted = str(model.graph.outputs[config.output_index].name)
         runner = Runner(model, [wanted], (), runtime)
         self._expected = [runner.run(feed).values[wanted].astype(np.float64) for feed in feeds]
         self._best = self._distance()
 
     def start_here(self) -> None:
-        """Measure the twin as it is now: later layers have to be better than that."""
+        """Measure the fake-quantized model as it is now: later layers have to be better than that."""
         self._best = self._distance()
 
     def _distance(self) -> float:
-        runner = Runner(self._twin, [self._name], (), self._runtime)
+        runner = Runner(self._fake_model, [self._name], (), self._runtime)
         pairs = zip(self._feeds, self._expected, strict=True)
         return float(np.mean([np.linalg.norm(runner.run(feed).values[self._name] - y) for feed, y in pairs]))
 

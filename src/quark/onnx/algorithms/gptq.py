@@ -1,9 +1,9 @@
 """GPTQ, GPTAQ and Qronos in a graph: the inputs' second moments, layer by layer, and weights on the Plan's grid.
 
-Layers are rounded in graph order; what a layer reads comes from the twin whose earlier layers are rounded already, and
-for GPTAQ and Qronos, which aim at what the float model computes, from a walk through the float model beside it. A layer
-whose error on the calibration data is not below that of rounding to nearest keeps its float weight, which emission
-rounds to nearest.
+Layers are rounded in graph order; what a layer reads comes from the fake-quantized model whose earlier layers are
+rounded already, and for GPTAQ and Qronos, which aim at what the float model computes, from a walk through the float
+model beside it. A layer whose error on the calibration data is not below that of rounding to nearest keeps its float
+weight, which emission rounds to nearest.
 
 Not handled: convolutions, stacked matrices; they are rounded to nearest.
 """
@@ -23,11 +23,11 @@ from quark.algorithms.qronos import qronos
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import ConfigError
 from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.fake_quantized import fake_quantized
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.linear import Linear, linear_of
 from quark.onnx.algorithms.moments import Moments, Pair, summed
 from quark.onnx.algorithms.samples import feeds_of
-from quark.onnx.algorithms.twin import twin_of
 from quark.onnx.algorithms.walk import GraphWalk
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import Runtime
@@ -121,12 +121,12 @@ def run(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassRepor
     if not layers:
         raise ConfigError(f"{type(config).__name__}: the model has no MatMul or Gemm with a quantized constant matrix")
     options = context.job.options
-    twin = twin_of(model, plan, options)
-    nodes = {node.name: node for node in twin.graph}
+    fake_model = fake_quantized(model, plan, options)
+    nodes = {node.name: node for node in fake_model.graph}
     reads = {layer.name: _source(nodes[layer.name]) for layer, _ in layers}
     float_reads = [layer.source for layer, _ in layers]
     beside = (context.reference or model.clone(), float_reads) if isinstance(config, PAIRED) else None
-    walks = LayerInputs(twin, list(reads.values()), context, feeds_of(model, context), beside)
+    walks = LayerInputs(fake_model, list(reads.values()), context, feeds_of(model, context), beside)
     better = 0
     for done, (layer, linear) in enumerate(layers, 1):
         finished = context.journal.arrays(f"{config.name} {layer.name}")
@@ -138,7 +138,7 @@ def run(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassRepor
             better += 1
             linear.write(arrays["weight"])
             stored = arrays["weight"] if linear.transposed else arrays["weight"].T
-            set_constant(twin.graph.initializers[layer.weight.name], np.ascontiguousarray(stored, np.float32))
+            set_constant(fake_model.graph.initializers[layer.weight.name], np.ascontiguousarray(stored, np.float32))
         context.progress(config.name, done, len(layers))
     return PassReport(config.name, better, tuple(refused))
 

@@ -26,9 +26,9 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
 from quark.onnx.algorithms.losses import Loss, Values, answers, distance_to, gain
 from quark.onnx.algorithms.samples import feeds_of
-from quark.onnx.algorithms.twin import rounded, twin_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, trim_heap
 from quark.onnx.graph.surgery import constant_array, set_constant
@@ -65,13 +65,13 @@ def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: C
     options, before = context.job.options, _states(model, plan)
     feeds = feeds_of(model, context, JUDGED)
     expected = answers(context.reference or model, feeds, options)
-    without = distance_to(expected, twin_of(model, plan, options), feeds, options)
+    without = distance_to(expected, fake_quantized(model, plan, options), feeds, options)
     report = run(model, plan, config, context)
     trim_heap()
     changes = _changes(model, plan, before)
     if not report.fired or not changes:
         return report
-    trial = _Trial(model, plan, expected, feeds, options, twin_of(model, plan, options))
+    trial = _Trial(model, plan, expected, feeds, options, fake_quantized(model, plan, options))
     with_it = trial.loss()
     log.info("%s: loss %.6g without, %.6g with it", config.name, without.total, with_it.total)
     if gain(with_it, without).harmless or not np.isfinite(without.total):
@@ -118,18 +118,18 @@ def _same(state: ConstantState, other: ConstantState) -> bool:
 
 @dataclass
 class _Trial:
-    """The model, and its twin that is measured; both always hold the same weights."""
+    """The model, and its fake-quantized copy that is measured; both always hold the same weights."""
 
     model: ir.Model
     plan: Plan
     expected: Sequence[Values]
     feeds: Sequence[Feed]
     options: Options
-    twin: ir.Model
+    fake_model: ir.Model
 
     def loss(self) -> Loss:
         """The loss with the weights as they are now."""
-        return distance_to(self.expected, self.twin, self.feeds, self.options)
+        return distance_to(self.expected, self.fake_model, self.feeds, self.options)
 
     def put(self, changes: Sequence[NodeChange], after: bool) -> None:
         """Give some layers what they had after or before the algorithm."""
@@ -141,7 +141,7 @@ class _Trial:
                 if state.plan is not None:
                     self.plan.put(state.plan)
                     array = np.asarray(rounded(array, state.plan)).astype(array.dtype)
-                set_constant(self.twin.graph.initializers[name], array)
+                set_constant(self.fake_model.graph.initializers[name], array)
 
     def best_of(self, changes: Sequence[NodeChange], best: Loss, halvings: int) -> tuple[list[NodeChange], Loss]:
         """The changes that stay, of those that are not in the model now, and the loss with them.

@@ -25,11 +25,11 @@ from quark.config.plan import Plan, TensorPlan
 from quark.config.rules import Decision
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.onnx.qdq.block_axes import in_blocks
-from quark.onnx.qdq.op_rules import GENERIC, OP_RULES, UNSIGNED_TWIN
+from quark.onnx.qdq.op_rules import GENERIC, OP_RULES, UNSIGNED_OF
 from quark.onnx.qdq.second_type import hand_over, insert
 
 OPTION = "EnableDualQuantNodePairs"
-_SIGNED = {unsigned: signed for signed, unsigned in UNSIGNED_TWIN.items() if unsigned != signed}
+_SIGNED = {unsigned: signed for signed, unsigned in UNSIGNED_OF.items() if unsigned != signed}
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Boundaries:
     model: ir.Model
     plan: Plan
     overrides: Mapping[str, Override]
-    twins: bool
+    unsigned: bool
     made: dict[tuple[str, str], ir.Value] = field(default_factory=dict)
 
     def format_of(self, tensor: TensorPlan) -> str:
@@ -49,7 +49,7 @@ class Boundaries:
 
     def differ(self, one: str, other: str) -> bool:
         """Whether two types are two precisions (under ``UseUnsignedReLU`` a sign makes none)."""
-        forms = [_SIGNED.get(name, name) if self.twins else name for name in (one, other)]
+        forms = [_SIGNED.get(name, name) if self.unsigned else name for name in (one, other)]
         return forms[0] != forms[1]
 
 

@@ -122,7 +122,7 @@ MOVES_VALUES = frozenset(
 #: Operators whose results are never negative.
 NON_NEGATIVE = frozenset(["Sigmoid", "HardSigmoid", "Softmax"])
 #: The unsigned format with the same number of codes.
-UNSIGNED_TWIN = {"int4": "uint4", "int8": "uint8", "uint8": "uint8", "int16": "uint16"}
+UNSIGNED_OF = {"int4": "uint4", "int8": "uint8", "uint8": "uint8", "int16": "uint16"}
 #: Operator -> position of the input that must not become 0.
 DIVISORS = {"Div": 1, "Reciprocal": 0, "Log": 0}
 #: Operators between a tensor and a divisor made from it: the statistics of a normalization.

@@ -47,7 +47,7 @@ from quark.onnx.qdq.divisors import makes_divisors
 from quark.onnx.qdq.floats import note_floats
 from quark.onnx.qdq.index_paths import computes_shapes
 from quark.onnx.qdq.node_kinds import block_size
-from quark.onnx.qdq.op_rules import DIVISORS, GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
+from quark.onnx.qdq.op_rules import DIVISORS, GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_OF, OpRule
 
 
 @dataclass
@@ -328,8 +328,8 @@ def _for_output(spec: TensorSpec, node: ir.Node, job: Job) -> TensorSpec:
     """The output's spec; results that are never negative take the whole unsigned range where that is asked for."""
     clipped = node.op_type == "Relu" or (node.op_type == "Clip" and (clip_bounds(node) or (None,))[0] == 0.0)
     positive = clipped or (job.target == "cpu" and node.op_type in NON_NEGATIVE)
-    if positive and job.options.UseUnsignedReLU and spec.symmetric and spec.format in UNSIGNED_TWIN:
-        return replace(spec, format=UNSIGNED_TWIN[spec.format], symmetric=False)
+    if positive and job.options.UseUnsignedReLU and spec.symmetric and spec.format in UNSIGNED_OF:
+        return replace(spec, format=UNSIGNED_OF[spec.format], symmetric=False)
     return spec
 
 

@@ -18,10 +18,11 @@ from torch.func import functional_call
 
 from quark.algorithms.autoround import Learned
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
-from quark.torch.algorithms.context import Context, disabled, float_weights, set_matrix
+from quark.torch.algorithms.context import Context, float_weights, set_matrix
 from quark.torch.algorithms.grids import grid_of
-from quark.torch.algorithms.tune import check_inside, float_twin, say_untuned, wanted
+from quark.torch.algorithms.tune import check_inside, float_copy, say_untuned, wanted
 from quark.torch.algorithms.walk import Again, walk
+from quark.torch.calibration import disabled
 from quark.torch.config.algorithms import AutoRoundConfig
 from quark.torch.fake_quantize import FakeQuantize, parts, scale_of
 from quark.torch.layers import own_parameter
@@ -64,8 +65,8 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
         stream, clean = streams
         with torch.no_grad():
-            twin = float_twin(block)
-            goals = [target(clean, name, twin, k) for k in range(len(stream.hidden))]
+            reference = float_copy(block)
+            goals = [target(clean, name, reference, k) for k in range(len(stream.hidden))]
         if again is None:
             learn_block(context, config, name, block, stream, goals)
         else:

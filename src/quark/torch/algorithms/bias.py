@@ -24,10 +24,10 @@ from torch import nn
 from quark.errors import DataError
 from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import Enough, Stream, find_blocks, record
-from quark.torch.algorithms.context import Context, disabled
+from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.inputs import find_groups
 from quark.torch.algorithms.walk import Again, walk
-from quark.torch.calibration import run
+from quark.torch.calibration import disabled, run
 from quark.torch.config.algorithms import BiasCorrectionConfig
 from quark.torch.fake_quantize import calibrate_with, parts
 from quark.torch.layers import own_parameter

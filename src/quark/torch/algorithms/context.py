@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer
+from quark.torch.calibration import disabled
+from quark.torch.fake_quantize import Quantizer, make_quantizer
 from quark.torch.layers import LayerKind, own_parameter
 from quark.torch.matching import Match, Matches
-from quark.torch.quantized_layer import OWN, QuantLayer
+from quark.torch.prepare import quantizer_of
+from quark.torch.quantized_layer import forget_quantized
 
 
 @dataclass
@@ -36,8 +38,7 @@ class Undo:
             self.actions.append(lambda: module._parameters.__setitem__(name, old))
         value = value.detach() if old is None else value.detach().to(old.device, old.dtype)
         module._parameters[name] = nn.Parameter(value, requires_grad=old is not None and old.requires_grad)
-        if isinstance(module, QuantLayer):
-            module.__dict__.pop("_twin", None)
+        forget_quantized([module])
 
     def restore(self) -> None:
         """Put everything back."""
@@ -137,31 +138,8 @@ def set_matrix(context: Context, item: Match, value: torch.Tensor) -> None:
 
 
 def new_quantizer(item: Match, slot: str) -> Quantizer | None:
-    """A fresh quantizer for one tensor of a layer, not attached."""
-    if not item.stages[slot]:
-        return None
-    name = f"{slot} of {item.layer.name!r}"
-    return make_quantizer(item.stages[slot], name, slot in OWN)
-
-
-@contextmanager
-def disabled(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """All quantizers in ``modules`` let tensors through as they are.
-
-    Layers forget the weights that they have quantized, before and after: a weight kept from here would stay float.
-    """
-    inside = list(dict.fromkeys(part for module in modules for part in module.modules()))
-    found = [part for part in inside if isinstance(part, FakeQuantize)]
-    before = [part.enabled for part in found]
-    forget_twins(inside)
-    for part in found:
-        part.enabled = False
-    try:
-        yield
-    finally:
-        for part, value in zip(found, before, strict=True):
-            part.enabled = value
-        forget_twins(inside)
+    """A fresh quantizer for one tensor of a layer, not attached, whose scales nobody learns."""
+    return quantizer_of(item, slot, make_quantizer)
 
 
 @contextmanager
@@ -171,14 +149,7 @@ def float_weights(context: Context) -> Iterator[None]:
     weights = [layer._modules["weight_quantizer"] for layer in layers]
     try:
         with disabled(weight for weight in weights if weight is not None):
-            forget_twins(layers)
+            forget_quantized(layers)
             yield
     finally:
-        forget_twins(layers)
-
-
-def forget_twins(modules: Iterable[nn.Module]) -> None:
-    """Quantized layers among ``modules`` quantize their parameters anew when they are called next."""
-    for module in modules:
-        if isinstance(module, QuantLayer):
-            module.__dict__.pop("_twin", None)
+        forget_quantized(layers)

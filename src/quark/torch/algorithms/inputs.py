@@ -1,4 +1,4 @@
-"""The inputs of the linear layers of a block as sums over samples: H = sum x x^T and, beside a float twin of the block,
+"""The inputs of the linear layers of a block as sums over samples: H = sum x x^T and, beside a float copy of the block,
 G = sum x_float x^T.
 
 Layers that read one tensor (query, key and value) share their sums. What a layer multiplies is its quantized input, so
@@ -43,7 +43,7 @@ class Sums:
 
     Attributes:
         hessian: sum of x x^T, [features, features].
-        cross: sum of x_float x^T, or None without a float twin.
+        cross: sum of x_float x^T, or None without a float copy.
         count: vectors seen.
     """
 
@@ -52,7 +52,7 @@ class Sums:
     count: int = 0
 
     def add(self, x: torch.Tensor, other: torch.Tensor | None = None) -> None:
-        """Take in the rows of ``x`` [.., features] and of its float twin."""
+        """Take in the rows of ``x`` [.., features] and of its float copy."""
         rows = x.detach().reshape(-1, x.shape[-1]).float()
         self.hessian.addmm_(rows.T, rows)
         self.count += len(rows)
@@ -143,24 +143,24 @@ def collect(
     block: nn.Module,
     stream: Stream,
     groups: list[SharedInput],
-    twin: tuple[nn.Module, Stream] | None = None,
+    reference: tuple[nn.Module, Stream] | None = None,
 ) -> dict[SharedInput, Sums]:
     """The sums of ``groups``, all in one run of the block per sample.
 
     Args:
         name, block, stream: the block and what enters it.
         groups: of which the sums are wanted; experts that no sample reaches are missing in the result.
-        twin: the float block and the stream that enters it.
+        reference: the float block and the stream that enters it.
     """
     sums: dict[SharedInput, Sums] = {}
     modules = dict(block.named_modules())
     heads = {group.layers[0]: group for group in groups}
-    others = {} if twin is None else dict(twin[0].named_modules())
+    others = {} if reference is None else dict(reference[0].named_modules())
     for k in range(len(stream.hidden)):
         clean: dict[str, list[torch.Tensor]] = {head: [] for head in heads}
-        if twin is not None:
+        if reference is not None:
             watch = Watch({head: others[head] for head in heads}, partial(keep, clean))
-            watch.run(partial(twin[1].forward, name, twin[0], k))
+            watch.run(partial(reference[1].forward, name, reference[0], k))
 
         def see(head: str, x: torch.Tensor, clean: dict[str, list[torch.Tensor]] = clean) -> None:
             if not x.numel():
@@ -170,7 +170,7 @@ def collect(
                 sums[heads[head]] = Sums(torch.zeros(x.shape[-1], x.shape[-1], device=x.device))
             partner = clean[head].pop(0) if clean[head] else None
             usable = partner is not None and partner.shape == x.shape
-            sums[heads[head]].add(x, partner if usable else x if twin is not None else None)
+            sums[heads[head]].add(x, partner if usable else x if reference is not None else None)
 
         Watch({head: modules[head] for head in heads}, see).run(partial(stream.forward, name, block, k))
     return sums

@@ -28,10 +28,11 @@ from quark.errors import DataError
 from quark.numerics.elements import Int
 from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
-from quark.torch.algorithms.context import Context, disabled
+from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.inputs import find_groups, read
-from quark.torch.algorithms.tune import float_twin
+from quark.torch.algorithms.tune import float_copy
 from quark.torch.algorithms.walk import Again, walk
+from quark.torch.calibration import disabled
 from quark.torch.config.algorithms import AdaQuantConfig, AdaRoundConfig
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
 from quark.torch.first_input import first_input
@@ -48,18 +49,18 @@ Config = AdaRoundConfig | AdaQuantConfig
 
 @dataclass(frozen=True)
 class BlockPair:
-    """A block on its way, and its float twin, with what enters them."""
+    """A block on its way, and its float copy, with what enters them."""
 
     name: str
     block: nn.Module
     stream: Stream
-    twin: nn.Module
+    reference: nn.Module
     clean: Stream
 
     def answers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Rows of what both answer, sample by sample."""
         for k in range(len(self.stream.hidden)):
-            yield self.rows(self.stream, self.block, k), self.rows(self.clean, self.twin, k)
+            yield self.rows(self.stream, self.block, k), self.rows(self.clean, self.reference, k)
 
     def rows(self, stream: Stream, block: nn.Module, k: int) -> torch.Tensor:
         """Rows of what a block answers to sample ``k`` of a stream."""
@@ -89,12 +90,12 @@ def run_reconstruction(context: Context, config: Config) -> None:
 
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
         nonlocal trained
-        pair = BlockPair(name, block, streams[0], float_twin(block), streams[1])
+        pair = BlockPair(name, block, streams[0], float_copy(block), streams[1])
         if again is None:
             trained += train_block(context, config, items, pair)
         else:
             again()
-        return [streams[0].advance(name, block), streams[1].advance(name, pair.twin)]
+        return [streams[0].advance(name, block), streams[1].advance(name, pair.reference)]
 
     walk(context.store, blocks, [stream, clean], work)
     said = log.info if trained else log.warning
@@ -136,8 +137,8 @@ def train_block(context: Context, config: Config, items: dict[nn.Module, Match],
 
 
 def data_of(pair: BlockPair, key: str) -> Data:
-    """What the layer called ``key`` multiplies, what its float twin does, and what that makes of it; of all calls."""
-    layer, twin = pair.block.get_submodule(key), pair.twin.get_submodule(key)
+    """What the layer called ``key`` multiplies, what its float copy does, and what that makes of it; of all calls."""
+    layer, reference = pair.block.get_submodule(key), pair.reference.get_submodule(key)
     inputs, float_inputs, targets = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
 
     def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -149,7 +150,7 @@ def data_of(pair: BlockPair, key: str) -> Data:
 
     for block, stream, hook in (
         (pair.block, pair.stream, layer.register_forward_pre_hook(see, with_kwargs=True)),
-        (pair.twin, pair.clean, twin.register_forward_hook(see_float, with_kwargs=True)),
+        (pair.reference, pair.clean, reference.register_forward_hook(see_float, with_kwargs=True)),
     ):
         try:
             for k in range(len(stream.hidden)):
@@ -191,10 +192,10 @@ def with_parameters(layer: nn.Module, weight: torch.Tensor, bias: torch.Tensor |
     """The float layer with this weight and bias."""
     if not isinstance(layer, QuantLayer):
         raise TypeError(f"{type(layer).__name__} is not a quantized layer")
-    twin = layer.new_twin(lambda name, value: value)
+    reference = layer.with_parameters(lambda name, value: value)
     own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    twin.__dict__["_parameters"] = {**twin._parameters, **own}
-    return twin
+    reference.__dict__["_parameters"] = {**reference._parameters, **own}
+    return reference
 
 
 def codes_of(part: FakeQuantize, weight: torch.Tensor) -> Codes:

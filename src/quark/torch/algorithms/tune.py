@@ -23,13 +23,14 @@ from torch import nn
 from quark.algorithms.columns import Columns
 from quark.errors import ConfigError, unknown
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
-from quark.torch.algorithms.context import Context, disabled, float_weights, forget_twins, matrix, set_matrix
+from quark.torch.algorithms.context import Context, float_weights, matrix, set_matrix
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.inputs import SharedInput, Sums, collect, find_groups
 from quark.torch.algorithms.walk import Again, walk
+from quark.torch.calibration import disabled
 from quark.torch.fake_quantize import FakeQuantize, Parameters, Quantizer, parts
 from quark.torch.matching import Match
-from quark.torch.quantized_layer import weight_quantizer
+from quark.torch.quantized_layer import forget_quantized, weight_quantizer
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +85,12 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
     streams = [stream, Stream(list(stream.hidden), dict(stream.calls))] if paired else [stream]
 
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
-        twins = [float_twin(block)] if paired else []
+        copies = [float_copy(block)] if paired else []
         if again is None:
-            tune_block(context, rounder, inside, name, block, streams[0], (twins[0], streams[1]) if paired else None)
+            tune_block(context, rounder, inside, name, block, streams[0], (copies[0], streams[1]) if paired else None)
         else:
             again()
-        return [one.advance(name, module) for one, module in zip(streams, [block, *twins], strict=True)]
+        return [one.advance(name, module) for one, module in zip(streams, [block, *copies], strict=True)]
 
     with float_weights(context), bars() as update:
         walk(context.store, blocks, streams, work, partial(update, "tune"))
@@ -102,7 +103,7 @@ def tune_block(
     name: str,
     block: nn.Module,
     stream: Stream,
-    twin: tuple[nn.Module, Stream] | None,
+    reference: tuple[nn.Module, Stream] | None,
 ) -> None:
     """Round the weights of one block."""
     items = context.layers()
@@ -112,7 +113,7 @@ def tune_block(
     if unreached := sorted(set(layers) - reached):
         log.warning("no sample reached %s in %r; their weights are rounded to nearest", ", ".join(unreached), name)
     for batch in batches(groups, inside, whole=not name):
-        for group, sums in collect(name, block, stream, batch, twin).items():
+        for group, sums in collect(name, block, stream, batch, reference).items():
             rounding = rounder(sums)
             for layer in group.layers:
                 round_layer(context, items[layers[layer]], rounding, sums)
@@ -135,7 +136,7 @@ def round_layer(context: Context, item: Match, rounding: Callable[[RoundingTask]
 
 
 def loss_added(values: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, sums: Sums) -> torch.Tensor:
-    """How much larger |W X - Q X~|^2 is per row with ``values`` than with ``others``; X is X~ without a float twin.
+    """How much larger |W X - Q X~|^2 is per row with ``values`` than with ``others``; X is X~ without a float copy.
 
     The difference of two quadratic forms takes one matrix product: (V - O) H (V + O - 2 W)^T.
     """
@@ -152,14 +153,14 @@ def put_back(part: FakeQuantize, old: Parameters, worse: torch.Tensor, rows: int
             new[index] = value[index]
 
 
-def float_twin(block: nn.Module) -> nn.Module:
+def float_copy(block: nn.Module) -> nn.Module:
     """A copy of ``block`` that quantizes nothing."""
-    twin = copy.deepcopy(block)
-    for part in twin.modules():
+    reference = copy.deepcopy(block)
+    for part in reference.modules():
         if isinstance(part, FakeQuantize):
             part.enabled = False
-    forget_twins(twin.modules())
-    return twin
+    forget_quantized(reference.modules())
+    return reference
 
 
 def wanted(name: str, inside: list[str]) -> bool:

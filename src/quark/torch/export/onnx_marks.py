@@ -18,7 +18,7 @@ from torch import nn
 from quark.torch.fake_quantize import Quantizer
 from quark.torch.graph.point import points
 from quark.torch.kv_cache import CacheQuantizer
-from quark.torch.quantized_layer import OWN, QuantLayer, quantized_layers
+from quark.torch.quantized_layer import OWN, QuantLayer, forget_quantized, quantized_layers
 from quark.torch.softmax import SoftmaxQuantizer
 
 DOMAIN = "openquark.mark"
@@ -86,5 +86,5 @@ def marked_value(key: int, x: torch.Tensor) -> torch.Tensor:
 
 def forget(layer: QuantLayer, frozen: bool, compact: bool) -> None:
     """Drop what a layer has kept of its weight; a ``compact`` one asks its quantizer at each call."""
-    layer.__dict__.pop("_twin", None)
+    forget_quantized([layer])
     layer.__dict__["frozen"], layer.__dict__["compact"] = frozen, compact

@@ -31,7 +31,7 @@ from quark.torch.export.layout import CODES, BlockLayout, Layout, PairLayout, St
 from quark.torch.export.original import names_of
 from quark.torch.export.storage import storage_of
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
-from quark.torch.quantized_layer import QuantLayer, quantized_layers
+from quark.torch.quantized_layer import QuantLayer, forget_quantized, quantized_layers
 from quark.torch.shared_scales import tensor_parts
 
 EXPERT = re.compile(r"\.\d+\.[^.]+\.weight$")
@@ -193,7 +193,7 @@ def carry_over(model: nn.Module, folder: Path, groups: Iterable[Iterable[str]] =
             total += changed_to(value.detach().float(), made, quantizer, "reorder")
         else:
             total += unchanged(value.detach())
-            layer.__dict__.pop("_twin", None)
+            forget_quantized([layer])
     return total
 
 

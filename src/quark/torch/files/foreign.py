@@ -301,11 +301,11 @@ def taken_apart(
     shell: nn.Module, path: str, own: str, names: FileNames, value: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """What every expert has of the float tensor ``own`` of a stack, by its name outside."""
-    twin = copy.copy(shell)
-    twin.__dict__["_parameters"] = {**shell._parameters, own: value}
+    view = copy.copy(shell)
+    view.__dict__["_parameters"] = {**shell._parameters, own: value}
     made: dict[str, torch.Tensor] = {}
     for number in range(count_of(shell)):
-        for name, weight, bias in layers_of(twin, number):
+        for name, weight, bias in layers_of(view, number):
             outside, source = names.layer(f"{path}.{number}.{name}"), stacked_name(shell, f"{number}.{name}.weight")
             made |= {f"{outside}.weight": weight.contiguous()} if own == source else {}
             if bias is not None and own == f"{source}_bias":
@@ -375,9 +375,9 @@ def grid_of_expert(shell: nn.Module, own: str, source: str, grid: FolderGrid) ->
 def of_expert(shell: nn.Module, own: str, stack: torch.Tensor) -> torch.Tensor:
     """What the layer ``own`` of one expert has of a stacked tensor, [out, in]."""
     number, name = own.split(".")
-    twin = copy.copy(shell)
-    twin.__dict__["_parameters"] = {**shell._parameters, stacked_name(shell, f"{own}.weight"): stack}
-    return next(weight for key, weight, _ in layers_of(twin, int(number)) if key == name).contiguous()
+    view = copy.copy(shell)
+    view.__dict__["_parameters"] = {**shell._parameters, stacked_name(shell, f"{own}.weight"): stack}
+    return next(weight for key, weight, _ in layers_of(view, int(number)) if key == name).contiguous()
 
 
 def told_by(config: QLayerConfig, steps: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:

@@ -27,7 +27,7 @@ from quark.torch.files.skeleton import Skeleton, StoredSource
 from quark.torch.kv_cache import settle_scales
 from quark.torch.matching import ACTIVATIONS, Match, Matches, is_static
 from quark.torch.prepare import prepare, restore
-from quark.torch.quantized_layer import QuantLayer
+from quark.torch.quantized_layer import QuantLayer, forget_quantized
 from quark.torch.shared_scales import share_expert_inputs
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ def drop(model: nn.Module, names: Iterable[str]) -> None:
         value = owner._parameters.get(last)
         if value is not None:
             owner._parameters[last] = nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=False)
-        owner.__dict__.pop("_twin", None)
+        forget_quantized([owner])
 
 
 def check_loaded(model: nn.Module, inside: tuple[str, ...]) -> None:

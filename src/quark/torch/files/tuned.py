@@ -25,7 +25,7 @@ from torch import nn
 
 from quark.config.plan import Plan
 from quark.files.journal import Journal
-from quark.torch.algorithms.context import Context, Undo, forget_twins
+from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.registry import run_algorithms
 from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import AlgoConfig
@@ -37,7 +37,7 @@ from quark.torch.files.changed import Changes
 from quark.torch.files.skeleton import read_skeleton
 from quark.torch.matching import Match, Matches, find_candidates
 from quark.torch.prepare import prepare, restore
-from quark.torch.quantized_layer import OWN, weight_quantizer
+from quark.torch.quantized_layer import OWN, forget_quantized, weight_quantizer
 from quark.torch.rotated import attach_rotation
 
 PARAMETERS = ("scale", "zero_point")
@@ -93,7 +93,7 @@ class Tuning(BlocksInFiles):
                 if f"{name}.{key}" in values:
                     item.layer.module._parameters[key] = nn.Parameter(values[f"{name}.{key}"], requires_grad=False)
             set_scales(weight_quantizer(item.layer.module), f"{name}.weight", values)
-        forget_twins(item.layer.module for item in layers.values())
+        forget_quantized(item.layer.module for item in layers.values())
 
 
 def set_ranges(item: Match) -> None:

@@ -46,7 +46,7 @@ def replace_by_first(graph: Graph, node: Node) -> None:
 
 
 def out_of_place(graph: Graph, node: Node, name: str) -> None:
-    """Exchange an in-place operator for its functional twin, and let later readers of its input read its result."""
+    """Exchange an in-place operator for its functional form, and let later readers of its input read its result."""
     packet = getattr(torch.ops.aten, name[:-1], None)
     overload = getattr(packet, overload_of(node)._overloadname, None)
     if overload is None:

@@ -1,4 +1,4 @@
-"""``quant_mode=fx_graph_mode``: from a model to the graph of its quantized twin.
+"""``quant_mode=fx_graph_mode``: from a model to the graph of its quantized form.
 
 export → functional → layers → batch norms folded → placed → weights → activations (samples) → biases
 """

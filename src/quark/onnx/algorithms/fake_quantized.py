@@ -17,21 +17,21 @@ from quark.onnx.qdq.parameters import constant
 from quark.onnx.qdq.store import codes_of
 
 
-def twin_of(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
+def fake_quantized(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     """A copy of ``model`` that answers as the quantized model will; nodes keep their names.
 
     Args:
         model: prepared float model; comes back unchanged.
         plan: complete, with scales.
     """
-    twin = model.clone()
+    fake_model = model.clone()
     for tensor in plan.of_role("weight", "bias"):
-        value = twin.graph.initializers[tensor.name]
+        value = fake_model.graph.initializers[tensor.name]
         array = constant(value)
         values = rounded(array, tensor).astype(array.dtype)
         if not np.array_equal(values, array):  # weights that lie on their grid are shared, not held twice
             set_constant(value, values)
-    return emit(twin, Plan({tensor.name: tensor for tensor in plan.of_role("activation")}, plan.nodes), options)
+    return emit(fake_model, Plan({tensor.name: tensor for tensor in plan.of_role("activation")}, plan.nodes), options)
 
 
 def rounded(values: Array, tensor: TensorPlan) -> Array:
