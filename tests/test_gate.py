@@ -11,7 +11,7 @@ import inspect
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -131,6 +131,7 @@ def value_of(option: str, command: str, folder: Path, marked: Reads) -> str:
     if marked.function:
         return f"{folder / 'metric.py'}:f"
     names = {"model": "llama" if command.startswith("torch") else "model.onnx", "quantized": "quantized.onnx"}
+    names |= dict.fromkeys(("before", "after"), "plan.json")
     names |= {
         "labels": "data.npy",
         "data": "samples",
@@ -149,20 +150,21 @@ def cases() -> Iterator[tuple[str, str]]:
                 yield name, option
 
 
-def typed(name: str, folder: Path, outputs: dict[str, Path]) -> list[str]:
-    """A whole command line: every input, and these outputs."""
+def typed(name: str, folder: Path, outputs: dict[str, Path], inputs: Mapping[str, str] = {}) -> list[str]:
+    """A whole command line: every input, some under other names, and these outputs."""
     command, words = COMMANDS[name], name.split()
     marks = marks_of(inspect.unwrap(command.callback))
     for parameter in command.params:
         mark = marks.get(parameter.name)
         if mark is None or (isinstance(mark, Writes) and parameter.name not in outputs and not parameter.required):
             continue
-        if name == "torch quantize" and parameter.name == "config":
+        if name == "torch quantize" and parameter.name == "config" and "config" not in inputs:
             continue  # in the place of --scheme
         if name.endswith("search") and parameter.name == "metric":
             pass
         given = outputs.get(parameter.name, folder / f"free-{parameter.name}.yaml")
         value = str(given) if isinstance(mark, Writes) else value_of(parameter.name, name, folder, mark)
+        value = inputs.get(parameter.name, value)
         words += [value] if parameter.param_type_name == "argument" else [parameter.opts[0], value]
     return [*words, *REQUIRED.get(name, [])]
 
@@ -416,6 +418,32 @@ def test_commands_make_outputs_of_options_alone() -> None:
         if len(texts) < len(outputs) or not all(text.startswith("--") for text in texts):
             others.add(name)
     assert others == {"quark.cli.beside", "quark.cli.output", "quark.cli.paths"}  # the second writes what it is given
+
+
+def readings() -> Iterator[tuple[str, str]]:
+    """(command, option) of everything that is read."""
+    for name, command in COMMANDS.items():
+        for option, mark in marks_of(inspect.unwrap(command.callback)).items():
+            if isinstance(mark, Reads):
+                yield name, option
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and names of POSIX")
+@pytest.mark.parametrize(("name", "option"), list(readings()), ids=lambda value: str(value))
+def test_inputs_that_the_system_does_not_open_are_refused_in_a_sentence(
+    name: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names that are too long, links in a circle, a file that is taken for a folder, a character of no name."""
+    files(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    before = state_of(tmp_path)
+    mark = marks_of(inspect.unwrap(COMMANDS[name].callback))[option]
+    ending = ":f" if isinstance(mark, Reads) and mark.function else ""
+    for odd in ("a" * 300, "a/" * 3000, "loop", "loop/x", "plan.yaml/x", "a\0b", "\udcff"):
+        path = f"{tmp_path / odd}{'.py' if ending else ''}{ending}"
+        assert main(typed(name, tmp_path, {}, {option: path})) in (1, 2), odd
+        said = capsys.readouterr().err
+        assert "Traceback" not in said and len(said) < 2000 and state_of(tmp_path) == before, said
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")

@@ -64,7 +64,10 @@ TICK, QUICK = 0.02, 0.1
 """Seconds: what any test costs at least; and below which all cases of a test are asked at once."""
 IMPORTED = 12
 """So many tests are asked first where everything is imported anew: most of such a trial is imports."""
-LIBRARIES = ("numpy", "onnx", "onnxruntime", "onnxscript", "torch", "safetensors.torch", "scipy.optimize", "yaml")
+LIBRARIES = (
+    *("numpy", "onnx", "onnxruntime", "onnxscript", "torch", "safetensors.torch", "scipy.optimize", "yaml"),
+    *("hypothesis", "onnx_ir", "pydantic", "transformers", "transformers.models.llama.modeling_llama"),
+)
 
 
 def files_of(target: str) -> list[str]:
@@ -171,7 +174,7 @@ def bodies_around(place: Place) -> list[range]:
 
 
 def record(folder: Path, jobs: int) -> None:
-    """Run the test files that have no record, traced, in processes of their own."""
+    """Run the test files that have no record, traced, each in a process of its own: what ends one ends no other."""
     stale = [file for file in test_files() if record_of(folder, file) is None]
     if not stale:
         return
@@ -179,11 +182,11 @@ def record(folder: Path, jobs: int) -> None:
     prefixes = tuple(str(SOURCES / target) for target in TARGETS)
     arguments = [word for word in QUIET if word != "-x"]
 
-    def traced(files: list[str]) -> bool:
-        return pytest.main([*arguments, *files], plugins=[Covering(prefixes, folder)]) != 0
+    def traced(file: str) -> bool:
+        return forked(lambda: pytest.main([*arguments, file], plugins=[Covering(prefixes, folder)]) != 0, 600.0)
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda start: forked(lambda: traced(stale[start::jobs]), 7200.0, loud=True), range(jobs)))
+        list(pool.map(traced, stale))
 
 
 def turns_of(place: Place, known: Known) -> list[Turn]:

@@ -27,6 +27,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
 Lines = set[tuple[str, int]]
+LONGEST = 120.0
+"""Seconds after which no further test of a file is recorded: those of a file look at the same lines."""
 
 
 def digest(path: Path) -> str:
@@ -86,6 +88,7 @@ class Covering:
     now: Lines = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     file: str = ""
+    began: float = field(default_factory=time.monotonic)
     watched: dict[str, bool] = field(default_factory=dict)
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -126,6 +129,8 @@ class Covering:
         yield from self._traced()
         self.lines[item.nodeid] |= self.now
         self.seconds[item.nodeid] += time.perf_counter() - start
+        if time.monotonic() - self.began > LONGEST:
+            item.session.shouldstop = "the tests that have run are enough to choose from"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test that fails as it is cannot notice a change: it is left out of the record."""

@@ -10,6 +10,7 @@ neither ``Reads`` nor ``Writes`` is a defect, which a test finds.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,12 +88,22 @@ def guard(command: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise where what was typed for ``command`` would write over something.
 
     Raises:
+        ConfigError: the system does not open an input: a name that is too long, links in a circle, a folder that
+            may not be looked into.
         OutputError: as ``check_outputs``.
     """
     marks = marks_of(command)
     for name, mark in marks.items():
         if isinstance(mark, Writes) and given.get(name) is not None:
             check_name(Path(given[name]), _option(name))
+    for name, path in _read(marks, given):
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):  # what reads it says so; some are names of ours, not of files
+            continue
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{_option(name)} {str(path)[:80]!r} cannot be read: {reason}") from error
     check_outputs(outputs_of(marks, given), inputs_of(marks, given), bool(given.get("overwrite")))
 
 
@@ -122,16 +133,20 @@ def outputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) ->
 
 def inputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) -> Iterator[Input]:
     """The files and folders that are read."""
+    for name, path in _read(marks, given):
+        if path.suffix == ".onnx" and path.is_file():
+            yield from _of_model(path, _option(name))
+        elif path.exists():
+            yield f"the input {_option(name)}", path
+
+
+def _read(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """(parameter, path) of what is typed for inputs; a metric of ours is a name without a file."""
     for name, mark in marks.items():
-        if not isinstance(mark, Reads) or given.get(name) is None:
-            continue
-        for text in map(str, given[name] if isinstance(given[name], (list, tuple)) else [given[name]]):
-            text = parted(text)[0] if mark.function else text  # a metric of ours is a name without a file
-            path = Path(text)
-            if path.suffix == ".onnx" and path.is_file():
-                yield from _of_model(path, _option(name))
-            elif text and path.exists():
-                yield f"the input {_option(name)}", path
+        if isinstance(mark, Reads) and given.get(name) is not None:
+            texts = map(str, given[name] if isinstance(given[name], (list, tuple)) else [given[name]])
+            parts = (parted(text)[0] if mark.function else text for text in texts)
+            yield from ((name, Path(one)) for one in parts if one)
 
 
 def _of_model(path: Path, name: str) -> Iterator[Input]:
