@@ -16,6 +16,7 @@ from quark.numerics.blocks import BLOCKS, largest_finite
 from quark.numerics.elements import ELEMENTS, Float
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
+from quark.numerics.metrics import cosine
 
 torch = pytest.importorskip("torch")
 BOTH: list[Callable[[Any], Any]] = [np.asarray, torch.from_numpy]
@@ -255,3 +256,32 @@ def test_rows_of_float_formats(name: str) -> None:
 
 def test_every_float_format_has_its_fields_here() -> None:
     assert {row.name for row in FLOATS} == set(FIELDS) == set(WHAT)
+
+
+#: The largest value of a block format: of an element, times its unit, times the largest scale (by the OCP and AMD texts).
+LARGEST = {
+    "mxint8": (127, 2.0**-6 * 2.0**127), "mxfp8_e4m3": (448, 2.0**127), "mxfp8_e5m2": (57344, 2.0**127),
+    "mxfp6_e3m2": (28, 2.0**127), "mxfp6_e2m3": (7.5, 2.0**127), "mxfp4": (6, 2.0**127),
+    "bfp16": (127, 2.0**-6 * 2.0**127), "mx4": (3, 2.0**-1 * 2.0**127), "mx6": (15, 2.0**-3 * 2.0**127),
+    "mx9": (127, 2.0**-6 * 2.0**127), "nvfp4": (6, 448),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_value_of_a_block_format(name: str) -> None:
+    element, unit = LARGEST[name]
+    assert (BLOCKS[name].max, BLOCKS[name].min) == (element * unit, -element * unit)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((4, 1), (4, 1)), ((1, 4), (1, 4)), ((2, 0, 3), (1, 1, 3)), ((2, 3, 0), (1, 3, 1))]
+)
+def test_blocks_are_no_larger_than_the_tensor(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert Block2D(128, 128).blocks(shape) == expected
+
+
+def test_no_angle_has_a_cosine_above_one() -> None:
+    """Rounding gives some vectors one of 1 + 2**-52 with themselves."""
+    for seed in range(200):
+        x = np.random.default_rng(seed).standard_normal(7)
+        assert 1 - 1e-12 < cosine(x, x) <= 1 and -1 <= cosine(x, -x) < -1 + 1e-12

@@ -179,7 +179,7 @@ def permuted(codes: Array, order: tuple[int, ...] | None) -> Array:
     """Every run of ``len(order)`` codes of a row in ``order``."""
     if order is None:
         return codes
-    runs = codes.reshape((*codes.shape[:-1], -1, len(order)))
+    runs = codes.reshape(-1, len(order))
     return namespace(codes).stack([runs[..., k] for k in order], -1).reshape(codes.shape)  # faster than an index
 
 
