@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import quark  # noqa: F401  # isort: skip - before what imports onnxruntime: its telemetry is off
 from tests.test_gate import COMMANDS, REQUIRED, state_of
 
 from quark.cli import main

@@ -1,4 +1,5 @@
-"""No command that writes leaves half a file: folders that take none, files that may not grow, two writers at once.
+"""No command that writes leaves half a file: folders that take none, files that may not grow, two writers at once; and
+none leaves anything in the home of its user.
 
 Every command of the command line whose options write is tried; see ``tests.limits``.
 """
@@ -17,6 +18,7 @@ import onnx
 import pytest
 from tests.onnx_flow import models
 from tests.test_gate import cases
+from tests.test_telemetry import ELSEWHERE, HOMES, OURS
 
 from quark.onnx.explain import KEY
 
@@ -27,17 +29,23 @@ QUICK = ("onnx compare", "onnx plan", "onnx quantize", "onnx transform")
 TRIALS = ("read_only", "no_folder", "no_growth", "largest", "two_writers")
 
 
-def process(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+def process(*words: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run Python; in an empty home, no variable of a test server switches telemetry off."""
+    kept = {name: value for name, value in os.environ.items() if home is None or name not in (*ELSEWHERE, *OURS)}
+    homes = {} if home is None else dict.fromkeys(HOMES, str(home))
+    environment = {**kept, **homes, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     call = [sys.executable, "-W", "ignore", *words]
     return subprocess.run(call, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=1200)
 
 
 def check(folder: Path, trials: tuple[str, ...], *names: str) -> None:
-    done = process("-m", "tests.limits", str(folder), ",".join(trials), *names)
+    home = folder / "home"
+    home.mkdir()
+    done = process("-m", "tests.limits", str(folder / "work"), ",".join(trials), *names, home=home)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.strip().splitlines()[-1]) == {}
+    assert [str(path) for path in home.rglob("*") if path.is_file()] == []  # as the database of a telemetry
 
 
 def test_commands_leave_nothing_half_written(tmp_path: Path) -> None:

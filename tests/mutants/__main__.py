@@ -126,6 +126,10 @@ class Known:
             found = found.union(named, reading, *map(self._all, importers(place.file)))
         return self._few(found, place.file, count, seconds)
 
+    def runs_at_import(self, place: Place) -> bool:
+        """Whether no test runs a line: a function that makes tables runs when its file is imported."""
+        return not any(self.lines[place.file].get(line) for line in range(place.line, place.end_line + 1))
+
     @cache  # noqa: B019 - one object for the whole run
     def _all(self, file: str) -> frozenset[str]:
         return frozenset(test for tests in self.lines[file].values() for test in tests)
@@ -217,7 +221,8 @@ def judged(places: list[Place], known: Known, warm_only: bool, jobs: int, log: P
             place, turns = trial
             if noticed[place] == "True":
                 return True
-            again = turns if noticed[place] == "None" else [] if warm_only else turns[:1]
+            imports = noticed[place] == "None" or known.runs_at_import(place)
+            again = turns if imports else [] if warm_only else turns[:1]
             return any(cold(place, part) for turn in again for part in parted(turn))
 
         survived = []

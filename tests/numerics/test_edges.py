@@ -258,7 +258,7 @@ def test_every_float_format_has_its_fields_here() -> None:
     assert {row.name for row in FLOATS} == set(FIELDS) == set(WHAT)
 
 
-#: The largest value of a block format: of an element, times its unit, times the largest scale (by the OCP and AMD texts).
+#: The largest element of a block format, and its unit times the largest scale (by the texts of OCP and AMD).
 LARGEST = {
     "mxint8": (127, 2.0**-6 * 2.0**127), "mxfp8_e4m3": (448, 2.0**127), "mxfp8_e5m2": (57344, 2.0**127),
     "mxfp6_e3m2": (28, 2.0**127), "mxfp6_e2m3": (7.5, 2.0**127), "mxfp4": (6, 2.0**127),

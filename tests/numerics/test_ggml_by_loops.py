@@ -212,3 +212,9 @@ def test_plain_blocks_lose_what_the_loops_lose(name: str) -> None:
             expected = step * nearest(one - low, step, 0, row.largest) + low
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=2e-3 * np.abs(one).max())
         assert error(one, values, weight) == pytest.approx(error(one, expected, weight), rel=1e-2)
+
+
+def test_what_is_divided_by_zero_is_zero() -> None:
+    x, by = np.array([[3.0, -2.0], [1.0, 0.0]], np.float32), np.array([[2.0], [0.0]], np.float32)
+    np.testing.assert_array_equal(ggml_fit.divided(x, by), [[1.5, -1.0], [0.0, 0.0]])
+    np.testing.assert_array_equal(ggml_fit.codes_of(x, by, -8, 7), [[2, -1], [0, 0]])
