@@ -426,7 +426,7 @@ def remove_unused(model: ir.Model) -> int:
     before = len(model.graph) + len(model.graph.initializers)
     outputs = frozenset(model.graph.outputs)
     for node in reversed(model.graph):
-        if bodies(node) and not any(value in outputs or value.uses() for value in node.outputs):
+        if not any(value in outputs or value.uses() for value in node.outputs):
             for body in bodies(node):
                 read_nothing(body)
             model.graph.remove(node, safe=True)

@@ -2,6 +2,7 @@
 
 * Constant nodes become initializers, so that weights are where every other pass looks for them.
 * Identity, Dropout at inference, a Cast to the type that is there and a Slice of everything disappear.
+* What goes around in a loop and never changes is read from outside (:mod:`quark.onnx.passes.loop_constants`).
 * What can be computed now is computed now (:mod:`quark.onnx.passes.fold_constants`).
 * Nodes and initializers that no output depends on are removed.
 
@@ -27,7 +28,7 @@ from quark.onnx.graph.surgery import (
     remove_unused,
     tensor_alias,
 )
-from quark.onnx.passes import fold_constants
+from quark.onnx.passes import fold_constants, loop_constants
 
 #: Exporters write the end of a Slice that takes everything as the largest int32 or int64.
 ENDLESS = 2**31 - 1
@@ -39,7 +40,7 @@ def run(model: ir.Model) -> PassReport:
     if any(node.op_type == "Cast" for node in model.graph):
         infer_shapes(model)  # it knows the types too
     bypassed, refused = _bypass_all(model.graph)
-    fired += bypassed + remove_unused(model)
+    fired += bypassed + loop_constants.run(model.graph) + remove_unused(model)
     folded = fold_constants.run(model)
     if folded.fired:
         bypassed, refused = _bypass_all(model.graph)
