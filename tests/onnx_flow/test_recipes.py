@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -91,6 +92,31 @@ def test_only_what_is_better_is_kept_and_named() -> None:
     assert best.choice == Choice("A8W8", {"FloatDecoding": True}, ("channel_equalization",))
     fits = [recipe for recipe in RECIPES if recipe.applies(EVERYTHING, Choice("A8W8"))]
     assert count == len(tried) == len(fits) and len(best.causes) == 2
+
+
+SHARE = "keeps 90 % of the classes"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "better"),
+    [
+        (Judged("y", 1, "SQNR", 19.04, 19.04), Judged("y", 1, "SQNR", 19.0, 19.0), False),
+        (Judged("y", 1, "SQNR", 19.2, 19.2), Judged("y", 1, "SQNR", 19.0, 19.0), True),
+        (Judged("y", 2, "SQNR", 20.0, 20.0), Judged("y", 1, "SQNR", 19.98, 19.98), True),
+        (Judged("y", 0, "SQNR", 30.0, 30.0), Judged("y", 1, "SQNR", 12.0, 12.0), False),
+        (Judged("y", 1, SHARE, 0.91, 5.0), Judged("y", 1, SHARE, 0.90, 9.0), True),
+        (Judged("y", 1, SHARE, 0.90, 9.0), Judged("y", 1, SHARE, 0.91, 5.0), False),
+        (Judged("y", 1, SHARE, 0.90, 9.0), Judged("y", 1, SHARE, 0.901, 8.0), True),
+        (Judged("y", 1, SHARE, 0.901, 8.05), Judged("y", 1, SHARE, 0.90, 8.0), False),
+        (None, Judged("y", 0, "SQNR", -3.0, -3.0), False),
+        (Judged("y", 0, "SQNR", -3.0, -3.0), None, True),
+        (Judged("y", 0, "SQNR", -3.0, -3.0), Judged("y", 0, "NaN", -math.inf, -math.inf), True),
+    ],
+)
+def test_what_is_no_better_by_a_tenth_of_a_decibel_is_not_advised(
+    ours: Judged | None, theirs: Judged | None, better: bool
+) -> None:
+    assert Attempt(Choice("A8W8"), ours).beats(Attempt(Choice("A8W8"), theirs)) is better
 
 
 def test_it_stops_when_the_model_is_good_and_when_the_time_is_over() -> None:

@@ -332,6 +332,10 @@ def layers_apart(best: Attempt, ranked: Sequence[str], wide: str, most: float = 
         count *= 2
 
 
+#: By how much a configuration must be better than another, in kept answers and in dB, to be preferred to it.
+CLEAR_SHARE, CLEAR_DECIBELS = 0.005, 0.1
+
+
 @dataclass(frozen=True)
 class Attempt:
     """A configuration that was tried and what came of it; ``causes``: what its recipes mend."""
@@ -345,6 +349,16 @@ class Attempt:
         """The better, the larger; decibels decide between equal shares of answers."""
         judged = self.judged
         return (-1, 0.0, 0.0) if judged is None else (judged.level, round(judged.value, 2), judged.sqnr)
+
+    def beats(self, other: Attempt) -> bool:
+        """Whether it is clearly better: a level higher, or more answers kept, or as many and less noise."""
+        ours, theirs = self.judged, other.judged
+        if ours is None or theirs is None:
+            return ours is not None
+        if ours.level != theirs.level:
+            return ours.level > theirs.level
+        shares = 0.0 if ours.value == ours.sqnr else ours.value - theirs.value
+        return shares > CLEAR_SHARE or (shares >= -CLEAR_SHARE and ours.sqnr - theirs.sqnr > CLEAR_DECIBELS)
 
 
 def improve(
@@ -440,7 +454,7 @@ class Climb:
             self.pace[recipe.name] = time.perf_counter() - start
             self.slowest = max(self.slowest, self.pace[recipe.name] / (SLOW if recipe.slow else 1))
             self.tried += 1
-            if attempt.rank > self.best.rank:
+            if attempt.beats(self.best):
                 self.best = attempt
 
 
