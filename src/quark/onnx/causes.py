@@ -31,6 +31,7 @@ from quark.onnx.compare import QUANTIZERS, ComparedTensors, Comparison, Model, o
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
+from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import Names, opset, tensors_by_name
@@ -247,11 +248,7 @@ def with_ports(
         node = ir.Node("", "Add", [value, added], outputs=[total])
         for use in [use for use in value.uses() if use.node is not node]:
             use.node.replace_input_with(use.idx, total)
-        maker = value.producer()
-        if maker is None:
-            opened.graph.insert_before(opened.graph[0], node)
-        else:
-            opened.graph.insert_after(maker, node)
+        insert_behind(opened.graph, value, node)
         opened.graph.inputs.append(added)
         ports[name] = str(added.name)
         if name in renamed:

@@ -26,6 +26,7 @@ from quark.onnx.algorithms.divide import divider, put_in_front
 from quark.onnx.algorithms.linear import Linear, by_input
 from quark.onnx.algorithms.local import RoundingJudge, judge_of, look
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import put_behind
 from quark.onnx.graph.surgery import Names, add_initializer
 from quark.onnx.qdq.slots import STAYS_FLOAT
 from quark.onnx.quantization.config.algorithm import SVDQuantConfig
@@ -117,16 +118,7 @@ def _put_beside(model: ir.Model, names: Names, layer: Linear, parts: LowRankSpli
         branch.append(_float_node("MatMul", source, matrix, base))
         source = branch[-1].outputs[0]
     total = _float_node("Add", answer, branch[-1].outputs[0], names.fresh(f"{layer.name}_sum"))
-    new = total.outputs[0]
-    answer.replace_all_uses_with(new, replace_graph_outputs=True)
-    total.replace_input_with(0, answer)
-    new.shape, new.type, new.name, answer.name = (
-        answer.shape,
-        answer.type,
-        answer.name,
-        names.fresh(f"{answer.name}_residual"),
-    )
-    model.graph.insert_after(layer.node, [*branch, total])
+    put_behind(answer, [*branch, total], names.fresh(f"{answer.name}_residual"))
 
 
 def _float_node(op_type: str, first: ir.Value | None, second: ir.Value, name: str) -> ir.Node:

@@ -21,7 +21,15 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import Names, add_initializer, constant_array, input_at, int_attribute, set_input
+from quark.onnx.graph.rewriting import put_behind
+from quark.onnx.graph.surgery import (
+    Names,
+    add_initializer,
+    constant_array,
+    input_at,
+    int_attribute,
+    set_input,
+)
 
 
 class Refused(Exception):
@@ -253,17 +261,10 @@ def _flatten_around(node: ir.Node, target: AdapterTarget, axis: int) -> None:
 
 def _append_reshape(node: ir.Node, output: ir.Value, shape: ir.Value, target: AdapterTarget) -> None:
     """The result of ``node`` in ``shape`` takes the name, the readers and the place of its output."""
-    name = output.name
-    reshape = ir.Node(
-        "", "Reshape", [None, shape], num_outputs=1, name=target.names.fresh(f"{node.name or name}_shape")
-    )
-    restored = reshape.outputs[0]
-    restored.type, restored.shape = output.type, output.shape
-    output.replace_all_uses_with(restored, replace_graph_outputs=True)
-    output.name, restored.name, output.shape = target.names.fresh(f"{name}_flat"), name, None
-    reshape.replace_input_with(0, output)
-    if node.graph is not None:
-        node.graph.insert_after(node, reshape)
+    name = target.names.fresh(f"{node.name or output.name}_shape")
+    reshape = ir.Node("", "Reshape", [output, shape], num_outputs=1, name=name)
+    put_behind(output, [reshape], target.names.fresh(f"{output.name}_flat"))
+    output.shape = None
 
 
 def _roi_offset(node: ir.Node, target: AdapterTarget) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import onnx_ir as ir
@@ -40,3 +40,29 @@ def rewrite_each(
             names = names or Names(model)
             fired += rewrite(node, found, names) is not False
     return PassReport(name, fired, tuple(refused))
+
+
+def insert_behind(graph: ir.Graph, value: ir.Value, nodes: ir.Node | Sequence[ir.Node]) -> None:
+    """Put nodes behind the one that makes ``value``; to the beginning where none does."""
+    maker = value.producer()
+    if maker is not None:
+        graph.insert_after(maker, nodes)
+    elif len(graph):
+        graph.insert_before(graph[0], nodes)
+
+
+def put_behind(old: ir.Value, nodes: Sequence[ir.Node], name: str) -> None:
+    """Let everybody but ``nodes`` read what the last of them makes of ``old``, under its name, type and shape.
+
+    ``old``, which a node makes, is called ``name`` then.
+    """
+    new, maker = nodes[-1].outputs[0], old.producer()
+    if maker is None or maker.graph is None:
+        raise ValueError(f"no node makes {old.name!r}")
+    maker.graph.insert_after(maker, nodes)
+    readers = [use for use in old.uses() if use.node in nodes]
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    for use in readers:
+        use.node.replace_input_with(use.idx, old)
+    new.type, new.shape = old.type, old.shape
+    old.name, new.name = name, old.name

@@ -28,8 +28,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.surgery import input_at, sole_consumer
+from quark.onnx.npu.fixed_point import is_sixth
 from quark.onnx.npu.positions import Positions
-from quark.onnx.passes.dpu_hard_sigmoid import is_sixth
 
 #: A tensor and where it must go.
 Move = tuple[str, Any]

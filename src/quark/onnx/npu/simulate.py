@@ -8,49 +8,89 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.onnx.graph.report import PassReport
-from quark.onnx.passes import (
-    dpu_average_pool,
-    dpu_clip,
-    dpu_hard_sigmoid,
-    dpu_instance_norm,
-    dpu_leaky_relu,
-    dpu_reduce_mean,
-    dpu_sigmoid,
-    dpu_softmax,
-)
+from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.surgery import Names
+from quark.onnx.npu import fixed_point, softmax
 
 Wanted = Callable[[ir.Node], bool]
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """One rewrite: the option that decides about it, and whether NPU flows do it unless told otherwise.
+    """One rewrite.
 
-    ``another``: the function that it puts in the place of another one; empty where it corrects by a constant factor.
+    Attributes:
+        option: that decides about it.
+        name: in reports.
+        types: operators that it rewrites.
+        look: what is found at a node, or why it stays.
+        rewrite: is given the node, what was found, and the names in use; False: nothing changed.
+        by_default: whether NPU flows do it unless told otherwise.
+        another: the function that it puts in the place of another one; empty where it corrects by a constant factor.
     """
 
     option: str
-    run: Callable[[ir.Model, Wanted], PassReport]
+    name: str
+    types: tuple[str, ...]
+    look: Callable[[ir.Node], Any]
+    rewrite: Callable[[ir.Node, Any, Names], object]
     by_default: bool = True
     another: str = ""
+
+    def run(self, model: ir.Model, wanted: Wanted) -> PassReport:
+        """Rewrite the wanted nodes of ``model`` in place."""
+        nodes = [node for node in model.graph if node.op_type in self.types and node.domain == "" and wanted(node)]
+        return rewrite_each(model, self.name, nodes, self.look, self.rewrite)
+
+
+def _as_it_is(node: ir.Node) -> ir.Node:
+    return node
+
+
+def _factor(option: str, name: str, types: tuple[str, ...], factor: Callable[[ir.Node], float | str]) -> Simulation:
+    return Simulation(option, name, types, factor, fixed_point.multiply)
 
 
 #: In the order in which they run: a Sigmoid that became a HardSigmoid is corrected as one.
 SIMULATIONS: tuple[Simulation, ...] = (
-    Simulation("ConvertLeakyReluToDPUVersion", dpu_leaky_relu.run),
-    Simulation("ConvertSigmoidToHardSigmoid", dpu_sigmoid.run, another="HardSigmoid for Sigmoid"),
-    Simulation("ConvertHardSigmoidToDPUVersion", dpu_hard_sigmoid.run),
-    Simulation("ConvertAvgPoolToDPUVersion", dpu_average_pool.run),
-    Simulation("ConvertReduceMeanToDPUVersion", dpu_reduce_mean.run),
-    Simulation("ConvertSoftmaxToDPUVersion", dpu_softmax.run, by_default=False, another="a polynomial for Softmax"),
-    Simulation("ConvertInstanceNormToDPUVersion", dpu_instance_norm.run, by_default=False),
-    Simulation("ConvertClipToDPUVersion", dpu_clip.run, by_default=False, another="Clip with whole bounds"),
+    Simulation(
+        *("ConvertLeakyReluToDPUVersion", "dpu_leaky_relu", ("LeakyRelu",)),
+        *(fixed_point.slope_of, fixed_point.set_slope),
+    ),
+    Simulation(
+        *("ConvertSigmoidToHardSigmoid", "dpu_sigmoid", ("Sigmoid",)),
+        *(_as_it_is, fixed_point.to_hard_sigmoid),
+        another="HardSigmoid for Sigmoid",
+    ),
+    _factor("ConvertHardSigmoidToDPUVersion", "dpu_hard_sigmoid", ("HardSigmoid",), fixed_point.of_sixth),
+    _factor(
+        "ConvertAvgPoolToDPUVersion", "dpu_average_pool", ("AveragePool", "GlobalAveragePool"), fixed_point.of_pool
+    ),
+    _factor("ConvertReduceMeanToDPUVersion", "dpu_reduce_mean", ("ReduceMean",), fixed_point.of_mean),
+    Simulation(
+        *("ConvertSoftmaxToDPUVersion", "dpu_softmax", ("Softmax",)),
+        *(_as_it_is, softmax.rewrite),
+        by_default=False,
+        another="a polynomial for Softmax",
+    ),
+    Simulation(
+        *("ConvertInstanceNormToDPUVersion", "dpu_instance_norm", ("InstanceNormalization",)),
+        *(_as_it_is, fixed_point.to_own_operator),
+        by_default=False,
+    ),
+    Simulation(
+        *("ConvertClipToDPUVersion", "dpu_clip", ("Clip",)),
+        *(fixed_point.bounds_of, fixed_point.make_whole),
+        by_default=False,
+        another="Clip with whole bounds",
+    ),
 )
 
 

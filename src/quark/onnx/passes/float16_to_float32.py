@@ -18,10 +18,11 @@ from typing import Annotated
 import numpy as np
 import onnx_ir as ir
 
+from quark.onnx.graph.element_types import cast, convert_attributes, retype
 from quark.onnx.graph.halves import bfloat16_node
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import Names, all_nodes, set_constant
-from quark.onnx.passes.float32_regions import Part, convert_attributes, convert_parts
+from quark.onnx.passes.float32_regions import TYPE_ATTRIBUTES, Part, convert_parts
 
 _FLOAT = ir.DataType.FLOAT
 
@@ -49,11 +50,11 @@ def run(model: ir.Model, subgraphs_to_include: Parts = None, keep_interface: Kep
                 set_constant(value, value.const_value.numpy().astype(np.float32))
                 fired += 1
         for value in graph.inputs:
-            fired += _retype(value, kinds)
+            fired += retype(value, kinds, _FLOAT)
     for node in all_nodes(model):
-        fired += convert_attributes(node, kinds)
+        fired += convert_attributes(node, kinds, _FLOAT, TYPE_ATTRIBUTES)
         for value in node.outputs:
-            _retype(value, kinds)
+            retype(value, kinds, _FLOAT)
     _interface(model, given, made)
     return PassReport("float16_to_float32", fired)
 
@@ -66,27 +67,17 @@ def _interface(model: ir.Model, inputs: Kinds, outputs: Kinds) -> None:
     graph, names = model.graph, Names(model)
     for value, kind in outputs.items():
         name, given = str(value.name), value.producer() is None
-        cast = ir.node("Cast", [value], {"to": int(kind)}, name=names.fresh(f"{name}_half"))
-        graph.append(cast)
-        half = cast.outputs[0]
-        half.type, half.shape = ir.TensorType(kind), value.shape
+        node = cast(value, kind, name, names.fresh(f"{name}_half"))
+        graph.append(node)
+        half = node.outputs[0]
         graph.outputs[:] = [half if one is value else one for one in graph.outputs]
         if given:
             half.name = names.fresh(f"{name}_half")
         else:
-            value.name, half.name = names.fresh(f"{name}_float32"), name
+            value.name = names.fresh(f"{name}_float32")
     for value, kind in inputs.items():
         value.type = ir.TensorType(kind)
-        cast = ir.node("Cast", [value], {"to": int(_FLOAT)}, name=names.fresh(f"{value.name}_cast"))
-        wide = cast.outputs[0]
-        wide.name, wide.shape, wide.type = names.fresh(f"{value.name}_float32"), value.shape, ir.TensorType(_FLOAT)
-        value.replace_all_uses_with(wide)
-        cast.replace_input_with(0, value)
-        graph.insert_before(graph[0], cast)
-
-
-def _retype(value: ir.Value, kinds: Sequence[ir.DataType]) -> int:
-    if value.dtype not in kinds:
-        return 0
-    value.type = ir.TensorType(_FLOAT)
-    return 1
+        node = cast(value, _FLOAT, names.fresh(f"{value.name}_float32"), names.fresh(f"{value.name}_cast"))
+        value.replace_all_uses_with(node.outputs[0])
+        node.replace_input_with(0, value)
+        graph.insert_before(graph[0], node)

@@ -17,13 +17,23 @@ import onnx_ir as ir
 from quark.config.rules import Rule, Rules, Subgraph
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError
+from quark.onnx.graph.element_types import cast, convert_attributes
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, add_initializer, bodies, constant_array, drop_if_unused, label, name_nodes
+from quark.onnx.graph.rewriting import insert_behind
+from quark.onnx.graph.surgery import (
+    Names,
+    add_initializer,
+    bodies,
+    constant_array,
+    drop_if_unused,
+    label,
+    name_nodes,
+)
 from quark.onnx.qdq.selection import known_nodes
 
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
 #: Attributes that name an element type.
-_TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "output_dtype")
+TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "output_dtype")
 #: "start:end", or the two names.
 Part = str | tuple[str, str]
 
@@ -39,7 +49,7 @@ def convert_parts(model: ir.Model, parts: Sequence[Part]) -> PassReport:
                 node.replace_input_with(position, _widened(model, value, node, wide, names))
                 drop_if_unused(value)
     for node in inside:
-        convert_attributes(node)
+        convert_attributes(node, [_HALF], _FLOAT, TYPE_ATTRIBUTES)
         for value in [value for value in node.outputs if value.dtype == _HALF]:
             _narrowed(value, node, inside, names)
     return PassReport("float32_regions", len(inside))
@@ -80,41 +90,20 @@ def _narrowed(value: ir.Value, node: ir.Node, inside: dict[ir.Node, None], names
     if not outside and not value.is_graph_output():
         return
     name = str(value.name)
-    cast = _cast(value, node, _HALF, f"{name}_float16", names)
+    narrow = _cast(value, node, _HALF, f"{name}_float16", names)
     for use in outside:
-        use.node.replace_input_with(use.idx, cast)
+        use.node.replace_input_with(use.idx, narrow)
     if value.is_graph_output():
         outputs = value.graph.outputs if value.graph is not None else []
-        outputs[:] = [cast if one is value else one for one in outputs]
-        value.name, cast.name = names.fresh(f"{name}_float32"), name
+        outputs[:] = [narrow if one is value else one for one in outputs]
+        value.name, narrow.name = names.fresh(f"{name}_float32"), name
 
 
 def _cast(value: ir.Value, beside: ir.Node, dtype: ir.DataType, name: str, names: Names) -> ir.Value:
     """A Cast of a tensor: behind the node that makes it, or before the one that reads a graph input."""
     fresh = names.fresh(name)
-    made = ir.node("Cast", [value], {"to": int(dtype)}, name=f"{fresh}_Cast")
-    made.outputs[0].name, made.outputs[0].shape = fresh, value.shape
-    made.outputs[0].type = ir.TensorType(dtype)
-    graph, maker = beside.graph, value.producer()
-    if graph is None:
+    made = cast(value, dtype, fresh, f"{fresh}_Cast")
+    if not isinstance(beside.graph, ir.Graph):
         raise ValueError(f"{label(beside)} is in no graph")
-    if maker is None:
-        graph.insert_before(next(iter(graph)), made)
-    else:
-        graph.insert_after(maker, made)
+    insert_behind(beside.graph, value, made)
     return made.outputs[0]
-
-
-def convert_attributes(node: ir.Node, kinds: Sequence[ir.DataType] = (_HALF,)) -> int:
-    """Let the attributes of a node name float32, and hold it, where they have one of ``kinds``; whether any did."""
-    changed = 0
-    for name, attribute in list(node.attributes.items()):
-        if attribute.is_ref():
-            continue
-        if name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value in kinds:
-            node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
-            changed = 1
-        elif attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in kinds:
-            node.attributes[name] = ir.AttrTensor(name, ir.tensor(attribute.value.numpy().astype(np.float32)))
-            changed = 1
-    return changed

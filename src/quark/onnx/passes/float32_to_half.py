@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import check_name
+from quark.onnx.graph.element_types import cast, convert_attributes, retype
 from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import Names, add_initializer, all_nodes, is_constant, label, opset, set_constant
@@ -48,26 +49,19 @@ def run(model: ir.Model, to: To = "float16", keep_io_types: Keep = False) -> Pas
                 fired += 1
         for value in graph.inputs:
             if not (keep_io_types and graph is model.graph):
-                fired += _retype(value, kind)
+                fired += retype(value, [FLOAT], kind)
     ends = set(model.graph.outputs) if keep_io_types else set()
     for node in all_nodes(model):
         boundary = keep_io_types and (node.name or "").endswith(_MARKS)
         if not boundary:
-            _convert_attributes(node, kind)
+            convert_attributes(node, [FLOAT], kind, _TYPE_ATTRIBUTES)
         for value in node.outputs:
             if value not in ends and value not in held:
-                _retype(value, kind)
+                retype(value, [FLOAT], kind)
     return PassReport("float32_to_half", fired)
 
 
 _MARKS = ("_to_half", "_to_float")
-
-
-def _retype(value: ir.Value, kind: ir.DataType) -> int:
-    if value.dtype != FLOAT:
-        return 0
-    value.type = ir.TensorType(kind)
-    return 1
 
 
 def _narrow(value: ir.Value, kind: ir.DataType) -> None:
@@ -80,18 +74,11 @@ def _narrow(value: ir.Value, kind: ir.DataType) -> None:
     value.type = ir.TensorType(kind)
 
 
-def _cast(source: ir.Value, kind: ir.DataType, name: str, names: Names) -> ir.Node:
-    node = ir.node("Cast", [source], attributes={"to": int(kind)}, name=name)
-    node.outputs[0].name = names.fresh(name)
-    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(kind), source.shape
-    return node
-
-
 def _keep_ends(model: ir.Model, kind: ir.DataType, names: Names) -> int:
     """Casts behind the float32 inputs and before the float32 outputs; their own values stay float32."""
     graph, fired = model.graph, 0
     for value in [one for one in graph.inputs if one.dtype == FLOAT and not one.is_initializer() and one.uses()]:
-        node = _cast(value, kind, f"{value.name}_to_half", names)
+        node = cast(value, kind, names.fresh(f"{value.name}_to_half"), f"{value.name}_to_half")
         value.replace_all_uses_with(node.outputs[0])
         node.replace_input_with(0, value)
         graph.insert_before(graph[0], node)
@@ -101,8 +88,7 @@ def _keep_ends(model: ir.Model, kind: ir.DataType, names: Names) -> int:
             continue
         name = value.name
         value.name = names.fresh(f"{name}_half")
-        node = _cast(value, FLOAT, f"{name}_to_float", names)
-        node.outputs[0].name = name
+        node = cast(value, FLOAT, str(name), f"{name}_to_float")
         graph.append(node)
         graph.outputs[position] = node.outputs[0]
         fired += 1
@@ -124,10 +110,11 @@ def _float_operands(model: ir.Model, names: Names, kind: ir.DataType) -> set[ir.
                 node.replace_input_with(position, copy)
                 held.add(copy)
             elif isinstance(node.graph, ir.Graph):
-                cast = _cast(value, FLOAT, f"{value.name}{_MARKS[1]}", names)
-                node.graph.insert_before(node, cast)
-                node.replace_input_with(position, cast.outputs[0])
-                held.add(cast.outputs[0])
+                name = f"{value.name}{_MARKS[1]}"
+                made = cast(value, FLOAT, names.fresh(name), name)
+                node.graph.insert_before(node, made)
+                node.replace_input_with(position, made.outputs[0])
+                held.add(made.outputs[0])
     return held
 
 
@@ -140,14 +127,3 @@ def _float_only(node: ir.Node, version: int) -> list[int]:
     except onnx.defs.SchemaError:
         return []
     return [k for k, one in enumerate(schema.inputs[: len(node.inputs)]) if one.type_str == "tensor(float)"]
-
-
-def _convert_attributes(node: ir.Node, kind: ir.DataType) -> None:
-    for name, attribute in list(node.attributes.items()):
-        if attribute.is_ref():
-            continue
-        if name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value == FLOAT:
-            node.attributes[name] = ir.AttrInt64(name, int(kind))
-        elif attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype == FLOAT:
-            array = attribute.value.numpy().astype(kind.numpy())
-            node.attributes[name] = ir.AttrTensor(name, ir.tensor(array, dtype=kind))

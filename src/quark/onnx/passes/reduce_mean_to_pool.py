@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import axes_of, int_attribute, not_single
+from quark.onnx.graph.surgery import axes_of, int_attribute, not_single, substitute
 
 KeepNorms = Annotated[bool, "The means of RMSNorm and LayerNorm stay what ONNX Runtime finds these by."]
 
@@ -28,7 +28,7 @@ def run(model: ir.Model, keep_norms: KeepNorms = False) -> PassReport:
         return why_not(node) or ("it is of a normalization" if keep_norms and of_a_norm(node) else node)
 
     nodes = [node for node in model.graph if node.op_type == "ReduceMean" and node.domain == ""]
-    return rewrite_each(model, "reduce_mean_to_pool", nodes, look, lambda node, *_: _rewrite(model.graph, node))
+    return rewrite_each(model, "reduce_mean_to_pool", nodes, look, lambda node, *_: _rewrite(node))
 
 
 def why_not(node: ir.Node) -> str | None:
@@ -53,22 +53,11 @@ def of_a_norm(node: ir.Node) -> bool:
     return any(use.node.op_type == "Sub" and source in use.node.inputs for use in node.outputs[0].uses())
 
 
-def _rewrite(graph: ir.Graph, node: ir.Node) -> None:
+def _rewrite(node: ir.Node) -> None:
     source, output = node.inputs[0], node.outputs[0]
-    keeps = int_attribute(node, "keepdims", 1)
     shape = None if source is None or source.shape is None else (*source.shape[:2], *[1] * (len(source.shape) - 2))
-    pooled = ir.Value(
-        name=output.name if keeps else f"{output.name}_pooled",
-        shape=output.shape if keeps else None if shape is None else ir.Shape(shape),
-        type=output.type,
-    )
+    pooled = ir.Value(name=f"{output.name}_pooled", shape=None if shape is None else ir.Shape(shape), type=output.type)
     nodes = [ir.node("GlobalAveragePool", [source], outputs=[pooled], name=node.name)]
-    if not keeps:
-        flat = ir.Value(name=output.name, shape=output.shape, type=output.type)
-        nodes.append(ir.node("Flatten", [pooled], attributes={"axis": 1}, outputs=[flat], name=f"{node.name}_flatten"))
-    name = output.name
-    output.name = f"{name}_replaced"
-    graph.insert_after(node, nodes)
-    output.replace_all_uses_with(nodes[-1].outputs[0], replace_graph_outputs=True)
-    nodes[-1].outputs[0].name = name
-    graph.remove(node, safe=True)
+    if not int_attribute(node, "keepdims", 1):
+        nodes.append(ir.node("Flatten", [pooled], attributes={"axis": 1}, name=f"{node.name}_flatten"))
+    substitute(output, nodes)

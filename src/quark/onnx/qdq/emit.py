@@ -17,6 +17,7 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ModelError
+from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.graph.surgery import all_values, remove_unused
 from quark.onnx.graph.weightless import through_proto
 from quark.onnx.qdq import second_type
@@ -78,11 +79,11 @@ def _activation(graph: ir.Graph, item: QuantizedTensor) -> None:
     if item.options.DedicatedQDQPair and len(uses) > 1:
         for number, use in enumerate(uses, 1):
             nodes = build(QuantizedTensor(tensor, item.value, item.parameters, item.options, f"_{number}"))
-            _insert(graph, item.value, nodes)
+            insert_behind(graph, item.value, nodes)
             use.node.replace_input_with(use.idx, nodes[-1].outputs[0])
         return
     nodes = build(item)
-    _insert(graph, item.value, nodes)
+    insert_behind(graph, item.value, nodes)
     for use in uses:
         use.node.replace_input_with(use.idx, nodes[-1].outputs[0])
     if tensor.readers is None and item.value.is_graph_output():
@@ -98,14 +99,6 @@ def _write_output(graph: ir.Graph, item: QuantizedTensor, quantized: ir.Value) -
             graph.outputs[position] = quantized
 
 
-def _insert(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> None:
-    producer = value.producer()
-    if producer is not None:
-        graph.insert_after(producer, nodes)
-    elif len(graph):
-        graph.insert_before(graph[0], nodes)
-
-
 def write_constant(graph: ir.Graph, item: QuantizedTensor, uses: list[Any]) -> None:
     """Store the codes of a constant; ``uses`` read what is made of them."""
     options, spec = item.options, item.tensor.spec
@@ -118,7 +111,7 @@ def write_constant(graph: ir.Graph, item: QuantizedTensor, uses: list[Any]) -> N
         else:
             kind = "cast" if fold else constant_kind(spec, options)
             nodes = _back_to_float16(CONSTANT_NODES[kind])(item)
-        _insert(graph, item.value, nodes)
+        insert_behind(graph, item.value, nodes)
         read = nodes[-1].outputs[0]
     for use in uses:
         use.node.replace_input_with(use.idx, read)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.plan import Plan
+from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
@@ -28,10 +29,9 @@ from quark.onnx.qdq.dynamic import gemm_factors, kept_attributes
 from quark.onnx.qdq.emit import uses_of, write_constant
 from quark.onnx.qdq.initializers import ParameterInitializers
 from quark.onnx.qdq.node_kinds import onnx_type
-from quark.onnx.qdq.recurrent import is_alone
+from quark.onnx.qdq.recurrent import is_alone, put_dynamic
 from quark.onnx.qdq.store import codes_of
 
-MICROSOFT = "com.microsoft"
 Triple = tuple[ir.Value, ir.Value, ir.Value]
 
 
@@ -63,12 +63,7 @@ class Writer:
             labels = ("quantized", "scale", "zero_point")
             outputs = [ir.Value(name=self.names.fresh(f"{name}_{label}")) for label in labels]
             node = ir.Node("", "DynamicQuantizeLinear", [value], outputs=outputs, name=f"{name}_QuantizeLinear")
-            producer = value.producer()
-            graph = self.model.graph
-            if producer is not None:
-                graph.insert_after(producer, node)
-            else:
-                graph.insert_before(graph[0], node)
+            insert_behind(self.model.graph, value, node)
             self.activations[name] = outputs[0], outputs[1], outputs[2]
         return self.activations[name]
 
@@ -200,14 +195,7 @@ def _lstm(writer: Writer, node: ir.Node) -> None:
         tensor = writer.plan.tensors[weight.name or ""]
         points = np.asarray(tensor.zero_point).astype(onnx_type(tensor.spec).numpy())
         parameters += [_scale(writer, weight), writer.constant(points, f"{weight.name}_zero_point")]
-    outputs = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in node.outputs]
-    attributes = kept_attributes(node, ("layout",))
-    new = ir.Node(MICROSOFT, "DynamicQuantizeLSTM", [*inputs, *parameters], attributes, outputs=outputs, name=node.name)
-    writer.model.graph.insert_before(node, new)
-    for old, value in zip(node.outputs, outputs, strict=True):
-        old.replace_all_uses_with(value, replace_graph_outputs=True)
-    writer.model.graph.remove(node, safe=True)
-    writer.model.graph.opset_imports.setdefault(MICROSOFT, 1)
+    put_dynamic(node, [*inputs, *parameters])
 
 
 BUILDERS: dict[str, Callable[[Writer, ir.Node], None]] = {

@@ -129,9 +129,14 @@ def write_dynamic(node: ir.Node, weights: Sequence[QuantizedTensor]) -> None:
             add(np.ascontiguousarray(scales), f"{item.name}_scale"),
             add(np.zeros(scales.shape, np.int8), f"{item.name}_zero_point"),
         ]
+    put_dynamic(node, [*inputs, *beside])
+
+
+def put_dynamic(node: ir.Node, inputs: Sequence[ir.Value | None]) -> None:
+    """The operator in the place of an LSTM."""
     outputs = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in node.outputs]
     attributes, graph = kept_attributes(node, ("layout",)), node.graph
-    made = ir.Node(MICROSOFT, "DynamicQuantizeLSTM", [*inputs, *beside], attributes, outputs=outputs, name=node.name)
+    made = ir.Node(MICROSOFT, "DynamicQuantizeLSTM", inputs, attributes, outputs=outputs, name=node.name)
     if graph is None:
         return
     graph.insert_before(node, made)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from quark.config.plan import NodePlan, Plan
+from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.graph.surgery import bypass
 
 REASON = "it marks a change of type and is not in the written graph"
@@ -25,11 +26,7 @@ def insert(model: ir.Model, plan: Plan, value: ir.Value, name: str, readers: Seq
     """
     copy = ir.Value(name=name, shape=value.shape, type=value.type)
     node = ir.node("Identity", [value], outputs=[copy], name=name)
-    producer = value.producer()
-    if producer is not None:
-        model.graph.insert_after(producer, node)
-    else:
-        model.graph.insert_before(model.graph[0], node)
+    insert_behind(model.graph, value, node)
     plan.nodes[name] = NodePlan(name, "Identity", True, REASON)
     hand_over(plan, value, copy, readers)
     return copy

@@ -10,27 +10,16 @@ a logit beyond 88 overflows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, add_initializer, int_attribute
+from quark.onnx.graph.surgery import Names, add_initializer, int_attribute, substitute
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
 POLYNOMIAL = (0.21875, 0.486328125, 1.0, 1.0)
-
-
-def run(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> PassReport:
-    """Rewrite the wanted nodes of ``model`` in place."""
-    names, fired = Names(model), 0
-    for node in [node for node in model.graph if node.op_type == "Softmax" and wanted(node)]:
-        _rewrite(model.graph, node, names)
-        fired += 1
-    return PassReport("dpu_softmax", fired)
 
 
 @dataclass
@@ -40,7 +29,6 @@ class Steps:
     graph: ir.Graph
     names: Names
     prefix: str
-    dtype: ir.DataType
     nodes: list[ir.Node]
 
     def constant(self, number: float | list[int], name: str) -> ir.Value:
@@ -65,19 +53,16 @@ class Steps:
         return self.add("Cast", [self.add("Cast", [value], ir.DataType.BFLOAT16)])
 
 
-def _rewrite(graph: ir.Graph, node: ir.Node, names: Names) -> None:
-    source, output = node.inputs[0], node.outputs[0]
-    if source is None:
-        return
-    steps = Steps(graph, names, str(output.name), source.dtype or ir.DataType.FLOAT, [])
-    result = _softmax(steps, source, int_attribute(node, "axis", -1))
-    result = steps.add("Cast", [result], steps.dtype)
-    name, result.shape = output.name, output.shape
-    output.name = names.fresh(f"{name}_exact")
-    graph.insert_after(node, steps.nodes)
-    output.replace_all_uses_with(result, replace_graph_outputs=True)
-    result.name = name
-    graph.remove(node, safe=True)
+def rewrite(node: ir.Node, _: ir.Node, names: Names) -> bool:
+    """The steps in the place of a Softmax."""
+    source, output, graph = node.inputs[0], node.outputs[0], node.graph
+    if source is None or not isinstance(graph, ir.Graph):
+        return False
+    dtype = source.dtype or ir.DataType.FLOAT
+    steps = Steps(graph, names, str(output.name), [])
+    steps.add("Cast", [_softmax(steps, source, int_attribute(node, "axis", -1))], dtype)
+    substitute(output, steps.nodes)
+    return True
 
 
 def _softmax(steps: Steps, source: ir.Value, axis: int) -> ir.Value:
