@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -97,6 +97,12 @@ class Plan:
     def put(self, tensor: TensorPlan) -> None:
         """Record a decision, or replace the one about a tensor of the same name."""
         self.tensors[tensor.name] = tensor
+
+    def read_by(self, node: str, tensor: TensorPlan) -> None:
+        """Record a decision for one more reader."""
+        known = self.tensors.get(tensor.name)
+        before = known.readers if known is not None and known.readers is not None else frozenset()
+        self.put(replace(tensor, readers=before | {node}))
 
     def leave(self, name: str, reason: str) -> None:
         """Take a tensor out: it stays float after all."""

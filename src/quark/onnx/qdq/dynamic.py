@@ -25,10 +25,10 @@ from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import attribute, float_attribute, input_at, int_attribute, is_constant, own_copy
+from quark.onnx.graph.surgery import attribute, float_attribute, input_at, int_attribute, is_constant, operand, own_copy
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.index_paths import computes_shapes
-from quark.onnx.qdq.selection import bound
+from quark.onnx.qdq.selection import bound, passed_over
 
 Reason = str | None
 
@@ -140,22 +140,17 @@ def place_dynamic(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) ->
 
 
 def _why_float(node: ir.Node, layer: LayerSpec, job: Job, shaping: bool) -> Reason:
-    options, rule = job.options, DYNAMIC_RULES.get(node.op_type)
-    chosen = [*options.OpTypesToQuantize, *options.ExtraOpTypesToQuantize] if options.OpTypesToQuantize else None
-    if slots.STAYS_FLOAT in node.meta:
-        return str(node.meta[slots.STAYS_FLOAT])
-    if node.domain not in ("", "ai.onnx") or rule is None:
+    rule = DYNAMIC_RULES.get(node.op_type)
+    if slots.STAYS_FLOAT not in node.meta and (node.domain not in ("", "ai.onnx") or rule is None):
         return "ONNX Runtime has no dynamic kernel for it"
-    if options.NodesToQuantize and node.name not in options.NodesToQuantize:
-        return "NodesToQuantize does not name it"
-    if chosen is not None and node.op_type not in chosen:
-        return f"{node.op_type} is not among the operator types to quantize"
+    if (listed := passed_over(node, job.options)) is not None or rule is None:
+        return listed
     if shaping:
         return "it computes a shape or an index"
     read = [input_at(node, position) for position in {*rule.data, *rule.weights}]
     if layer.weight is None or any(value is None or value.dtype != ir.DataType.FLOAT for value in read):
         return "it computes on other types than float32"
-    if node.op_type == "MatMul" and options.MatMulConstBOnly is not False and not _constant(node, 1):
+    if node.op_type == "MatMul" and job.options.MatMulConstBOnly is not False and not _constant(node, 1):
         return "MatMulConstBOnly: its second input is not constant"
     if node.op_type == "MatMul" and _constant(node, 0):
         return "its first input is constant"
@@ -167,14 +162,13 @@ def _add(node: ir.Node, layer: LayerSpec, reason: str, plan: Plan, model: ir.Mod
     rule, because = DYNAMIC_RULES[node.op_type], f"{reason}: {node.op_type} {node.name!r}"
     for position in rule.weights:
         if _constant(node, position) and layer.weight is not None:
-            _add_weight(node, position, _for_node(layer.weight, node, rule, position), because, plan, model)
+            spec = _for_node(layer.weight, node, rule, position)
+            add_weight(node, operand(node, position), spec, because, plan, model)
     for position in rule.data:
         value = node.inputs[position]
         if value is not None and not is_constant(value):
             name = value.name or ""
-            known = plan.tensors.get(name)
-            readers = (known.readers if known and known.readers else frozenset()) | {node.name or ""}
-            plan.put(TensorPlan(name, "activation", ACTIVATION, because, name, observed=False, readers=readers))
+            plan.read_by(node.name or "", TensorPlan(name, "activation", ACTIVATION, because, name, observed=False))
 
 
 #: What DynamicQuantizeLinear makes.
@@ -189,16 +183,13 @@ def _for_node(spec: TensorSpec, node: ir.Node, rule: DynamicRule, position: int)
     return replace(spec, granularity=granularity, symmetric=symmetric)
 
 
-def _add_weight(node: ir.Node, position: int, spec: TensorSpec, reason: str, plan: Plan, model: ir.Model) -> None:
-    value = node.inputs[position]
-    if value is None:
-        return
+def add_weight(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str, plan: Plan, model: ir.Model) -> None:
+    """Record a constant that a node reads; where another reader has it quantized otherwise, it gets a copy."""
     name = value.name or ""
     known = plan.tensors.get(name)
     if known is not None and known.spec != spec:
-        name, known = own_copy(node, value, model), None
-    readers = (known.readers if known and known.readers else frozenset()) | {node.name or ""}
-    plan.put(TensorPlan(name, "weight", spec, reason, name, readers=readers))
+        name = own_copy(node, value, model)
+    plan.read_by(node.name or "", TensorPlan(name, "weight", spec, reason, name))
 
 
 def gemm_factors(node: ir.Node) -> tuple[float, float]:

@@ -41,7 +41,7 @@ from quark.onnx.graph.surgery import (
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.index_paths import computes_shapes
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, WeightGroups, on_grid
-from quark.onnx.qdq.selection import bound
+from quark.onnx.qdq.selection import bound, passed_over
 
 MICROSOFT = "com.microsoft"
 #: operator -> position of its weight.
@@ -67,15 +67,10 @@ def place_nbits(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> P
 
 
 def _why_float(node: ir.Node, nbits: NBits, options: Options, shaping: bool) -> str | None:
-    if slots.STAYS_FLOAT in node.meta:
-        return str(node.meta[slots.STAYS_FLOAT])
-    if node.domain not in ("", "ai.onnx") or node.op_type not in WEIGHTS:
+    if slots.STAYS_FLOAT not in node.meta and (node.domain not in ("", "ai.onnx") or node.op_type not in WEIGHTS):
         return "UseMatMulNBits stores the weights of MatMul, Gemm and Gather only"
-    chosen = options.OpTypesToQuantize
-    if chosen and node.op_type not in (*chosen, *options.ExtraOpTypesToQuantize):
-        return f"{node.op_type} is not among the operator types to quantize"
-    if options.NodesToQuantize and node.name not in options.NodesToQuantize:
-        return "NodesToQuantize does not name it"
+    if (listed := passed_over(node, options)) is not None:
+        return listed
     weight = input_at(node, WEIGHTS[node.op_type])
     if weight is None or not (slots.is_float(weight) and is_constant(weight)) or shaping:
         return "it has no constant weight"
@@ -106,10 +101,8 @@ def _add(node: ir.Node, nbits: NBits, plan: Plan) -> None:
     name = "" if value is None else value.name or ""
     rows = node.op_type == "Gather" or bool(int_attribute(node, "transB", 0))
     spec = TensorSpec(f"uint{nbits.Bits}", nbits.Symmetric, granularity=Group(1 if rows else 0, nbits.GroupSize))
-    known = plan.tensors.get(name)
-    readers = (known.readers if known and known.readers else frozenset()) | {node.name or ""}
     because = f"UseMatMulNBits ({nbits.Algorithm}): {node.op_type} {node.name!r}"
-    plan.put(TensorPlan(name, "weight", spec, because, name, readers=readers))
+    plan.read_by(node.name or "", TensorPlan(name, "weight", spec, because, name))
 
 
 def no_parameters(model: ir.Model, plan: Plan, ranges: object, options: Options) -> None:

@@ -22,7 +22,7 @@ from quark.config.rules import Decision
 from quark.config.tensor import TensorSpec
 from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import input_at, int_attribute, is_constant, let_go, tensor_of
+from quark.onnx.graph.surgery import input_at, input_name, int_attribute, is_constant, let_go, tensor_of
 from quark.onnx.qdq import slots, slower
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.dynamic import kept_attributes
@@ -59,8 +59,9 @@ def store_weights(
             spec = _for_rows(layer.weight)
             reason = DYNAMIC if fastest and _is_faster(node, spec) else REASON
             plan.nodes[name] = replace(plan.nodes[name], quantized=True, reason=reason)
-            for value in values:
-                _add(node, value, spec, reason, plan)
+            because = f"{reason}: {node.op_type} {node.name!r}"
+            for weight in (input_name(node, position) for position in _WEIGHTS):
+                plan.read_by(name, TensorPlan(weight, "weight", spec, because, weight))
 
 
 def is_alone(tensor: TensorPlan) -> bool:
@@ -71,13 +72,6 @@ def is_alone(tensor: TensorPlan) -> bool:
 def _for_rows(spec: TensorSpec) -> TensorSpec:
     """A scale for every row, where scales are free: no kernel has to know them."""
     return replace(spec, granularity=Tensor() if spec.scale_rule == "power_of_two" else Channel(_ROWS))
-
-
-def _add(node: ir.Node, value: ir.Value | None, spec: TensorSpec, reason: str, plan: Plan) -> None:
-    name = "" if value is None else value.name or ""
-    known = plan.tensors.get(name)
-    readers = (known.readers if known and known.readers else frozenset()) | {node.name or ""}
-    plan.put(TensorPlan(name, "weight", spec, f"{reason}: {node.op_type} {node.name!r}", name, readers=readers))
 
 
 # ---- DynamicQuantizeLSTM ---------------------------------------------------------------------------------------------

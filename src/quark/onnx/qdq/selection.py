@@ -13,6 +13,7 @@ from quark.config.rules import Decision, NodeInfo
 from quark.errors import ConfigError, nearest, unknown
 from quark.onnx.graph.rewriting import STANDS_FOR
 from quark.onnx.graph.surgery import bodies
+from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_type_names import check_types, tell_absent
 
 #: Options that list node names, and options that list operator types.
@@ -82,6 +83,18 @@ def _info(node: ir.Node) -> NodeInfo:
     reads = any(value is not None and value.is_graph_input() and not value.is_initializer() for value in node.inputs)
     fed_by = tuple(one.name or "" for one in producers if one is not None)
     return NodeInfo(node.name or "", node.op_type, fed_by, reads, tuple(node.meta.get(STANDS_FOR, ())))
+
+
+def passed_over(node: ir.Node, options: Options) -> str | None:
+    """Why a node stays float, whatever it computes: an algorithm has added it, or options list others."""
+    if slots.STAYS_FLOAT in node.meta:
+        return str(node.meta[slots.STAYS_FLOAT])
+    if options.NodesToQuantize and node.name not in options.NodesToQuantize:
+        return "NodesToQuantize does not name it"
+    chosen = options.OpTypesToQuantize
+    if chosen and node.op_type not in (*chosen, *options.ExtraOpTypesToQuantize):
+        return f"{node.op_type} is not among the operator types to quantize"
+    return None
 
 
 def check_lists(job: Job, nodes: Sequence[NodeInfo]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.job import Job
-from quark.config.plan import Plan, TensorPlan
+from quark.config.plan import Plan
 from quark.config.rules import Decision
 from quark.config.tensor import TensorSpec
 from quark.errors import ModelError
@@ -30,11 +30,13 @@ from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Tensor
 from quark.numerics.metrics import sqnr
 from quark.onnx.graph.shapes import static_shape
-from quark.onnx.graph.surgery import int_attribute, is_constant, let_go, own_copy, take_over
+from quark.onnx.graph.surgery import int_attribute, is_constant, let_go, operand, take_over
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
+from quark.onnx.qdq.dynamic import add_weight
 from quark.onnx.qdq.initializers import shortened, stem
 from quark.onnx.qdq.node_kinds import constant_kind, onnx_type
+from quark.onnx.qdq.selection import passed_over
 from quark.onnx.qdq.store import typed
 
 OPTION = "QuantizeEmbeddings"
@@ -63,7 +65,7 @@ def store_tables(
     suited: dict[str, bool] = {}
     for node in list(model.graph):
         layer = decisions[node.name or ""].layer
-        if node.op_type != "Gather" or node in left or not _is_wanted(node, job) or not _looks_up_rows(node, 0):
+        if node.op_type != "Gather" or node in left or passed_over(node, job.options) or not _looks_up_rows(node, 0):
             continue
         if layer is None or layer.weight is None or not isinstance(layer.weight.row, Int):
             continue
@@ -73,15 +75,7 @@ def store_tables(
             suited[name] = _suits(table, plan, spec)
         if suited[name]:
             plan.nodes[node.name or ""] = replace(plan.nodes[node.name or ""], quantized=True, reason=REASON)
-            _add(node, spec, plan, model)
-
-
-def _is_wanted(node: ir.Node, job: Job) -> bool:
-    """Whether the options let a lookup be quantized."""
-    options = job.options
-    kinds = [*options.OpTypesToQuantize, *options.ExtraOpTypesToQuantize] if options.OpTypesToQuantize else ["Gather"]
-    named = not options.NodesToQuantize or node.name in options.NodesToQuantize
-    return named and "Gather" in kinds and slots.STAYS_FLOAT not in node.meta
+            add_weight(node, operand(node, 0), spec, f"{REASON}: Gather {node.name!r}", plan, model)
 
 
 def _looks_up_rows(node: ir.Node, position: int) -> bool:
@@ -127,16 +121,6 @@ def _for_rows(spec: TensorSpec, inputs: TensorSpec | None) -> TensorSpec:
     kept = spec.format in _FORMATS and (spec.row.bits > _BITS or not wide)
     format = spec.format if kept else "int16" if wide else "int8"
     return TensorSpec(format, granularity=Channel(0), rounding=spec.rounding)
-
-
-def _add(node: ir.Node, spec: TensorSpec, plan: Plan, model: ir.Model) -> None:
-    value = node.inputs[0]
-    name = "" if value is None else value.name or ""
-    known = plan.tensors.get(name)
-    if known is not None and known.spec != spec and value is not None:
-        name, known = own_copy(node, value, model), None
-    readers = (known.readers if known and known.readers else frozenset()) | {node.name or ""}
-    plan.put(TensorPlan(name, "weight", spec, f"{REASON}: Gather {node.name!r}", name, readers=readers))
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
