@@ -42,6 +42,13 @@ def rewrite_each(
     return PassReport(name, fired, tuple(refused))
 
 
+def adopt(model: ir.Model, other: ir.Model) -> None:
+    """Let ``model`` be what ``other`` is."""
+    model.graph = other.graph
+    model.functions.clear()
+    model.functions.update(other.functions)
+
+
 def insert_behind(graph: ir.Graph, value: ir.Value, nodes: ir.Node | Sequence[ir.Node]) -> None:
     """Put nodes behind the one that makes ``value``; to the beginning where none does."""
     maker = value.producer()

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
 from quark.errors import ModelError
 
@@ -442,15 +442,7 @@ def read_nothing(body: ir.Graph) -> None:
 
 def remove_unused_functions(model: ir.Model) -> None:
     """Drop the model-local functions that no node calls, directly or through another function."""
-    pending, used = list(ir.traversal.RecursiveGraphIterator(model.graph)), set()
-    while pending:
-        node = pending.pop()
-        key = (node.domain, node.op_type, node.overload)
-        if key in model.functions and key not in used:
-            used.add(key)
-            pending += ir.traversal.RecursiveGraphIterator(model.functions[key])
-    for key in [key for key in model.functions if key not in used]:
-        del model.functions[key]
+    RemoveUnusedFunctionsPass()(model)
 
 
 def tensor_bytes(model: ir.Model) -> int:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.lower import lower
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import adopt
 from quark.onnx.graph.surgery import opset
 
 Target = Annotated[int, "The wanted version of the default operator set."]
@@ -28,7 +29,5 @@ def run(model: ir.Model, target_opset_version: Target) -> PassReport:
         return PassReport("opset_version", refused=(f"the model has opset {before} already",))
     lifted = lift(model, target_opset_version)
     if lifted is not model:
-        model.graph = lifted.graph
-        model.functions.clear()
-        model.functions.update(lifted.functions)
+        adopt(model, lifted)
     return PassReport("opset_version", fired=1)

@@ -22,6 +22,7 @@ import onnxruntime
 
 from quark.errors import ModelError, check_names
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import adopt
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session, quiet_options
 from quark.onnx.graph.surgery import input_at, is_constant, name_nodes
 from quark.onnx.graph.weightless import through_proto
@@ -74,7 +75,8 @@ def run(
     reason = _difference(model, slimmed, sample)
     if reason is not None:
         return PassReport("simplify", refused=(reason,))
-    _adopt(model, slimmed)
+    adopt(model, slimmed)
+    name_nodes(model)
     constants.run(model)  # OnnxSlim saw no large weights: what an If computed from them is a constant only now
     return PassReport("simplify", fired=max(1, before.total() - after.total()))
 
@@ -188,13 +190,6 @@ def _restore_inputs(slimmed: ir.Model, model: ir.Model) -> None:
         elif kept is not None and kept.is_initializer():
             del slimmed.graph.initializers[str(value.name)]
     slimmed.graph.inputs[:] = inputs
-
-
-def _adopt(model: ir.Model, slimmed: ir.Model) -> None:
-    model.graph = slimmed.graph
-    model.functions.clear()
-    model.functions.update(slimmed.functions)
-    name_nodes(model)
 
 
 # ---- the check -------------------------------------------------------------------------------------------------------
