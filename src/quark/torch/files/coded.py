@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-
-import torch
 
 from quark.errors import ModelError, QuarkError
 from quark.reading import reason_of
-from quark.torch.export.decoded import Decoder, Parts
+from quark.torch.export.decoded import Decoder
 from quark.torch.files.skeleton import StoredSource
 
 
@@ -47,16 +44,6 @@ def decoding(what: str) -> Iterator[None]:
         raise
     except FOREIGN as error:
         raise ModelError(f"{what} cannot be decoded: {type(error).__name__}, {reason_of(error)}") from error
-
-
-def decoded(folder: Path, name: str, coded: Coded, parts: Parts) -> torch.Tensor:
-    """The float32 values of a weight.
-
-    Raises:
-        ModelError: parts that do not fit.
-    """
-    with decoding(f"{str(folder)!r}: {name!r}"):
-        return coded.decode(parts).to(torch.float32).reshape(coded.shape).contiguous()
 
 
 Found = dict[str, Coded]

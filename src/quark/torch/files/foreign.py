@@ -42,13 +42,13 @@ from quark.torch.export.state import renamed
 from quark.torch.export.write_as import export_as
 from quark.torch.fake_quantize import make_quantizer
 from quark.torch.files.carried import codes_under
-from quark.torch.files.coded import Coded, Found, decoded, decoding
+from quark.torch.files.coded import decoding
 from quark.torch.files.folder_caches import FolderCaches, caches_in
 from quark.torch.files.fp8 import exponents_of
-from quark.torch.files.grids import FolderGrid, Parts, Steps, Uncarried, refuse
-from quark.torch.files.methods import GRIDS, found_in, grid_in
+from quark.torch.files.grids import FolderGrid, Steps, Uncarried, refuse
+from quark.torch.files.methods import GRIDS, CodedFolder, found_in
 from quark.torch.files.prequantized import LEFT, coded_item, method_of, plain_item
-from quark.torch.files.skeleton import StoredSource, architecture_of, stored_tensors
+from quark.torch.files.skeleton import architecture_of
 from quark.torch.layers import kind_of
 
 OWN = ("quark",)  # methods that the import reads as they are
@@ -59,27 +59,23 @@ class Translated(Checkpoint):
     """A checkpoint whose quantized layers have our own tensors.
 
     Attributes:
-        source: the tensors of the folder.
-        layers: what makes the tensors of a layer, by the name outside of its weight.
-        taken: names of the tensors that layers are made of.
-        stacks: what takes stacked tensors apart whose experts are quantized, by their names.
+        source: the folder.
+        layers: what is quantized in it.
         caches: tensors of the cache.
     """
 
-    source: Mapping[str, StoredSource] = None  # type: ignore[assignment]
-    layers: Mapping[str, FolderLayer] = None  # type: ignore[assignment]
-    taken: frozenset[str] = frozenset()
-    stacks: Mapping[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = field(default_factory=dict)
+    source: CodedFolder = None  # type: ignore[assignment]
+    layers: FolderLayers = None  # type: ignore[assignment]
     caches: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, value) of every tensor."""
-        for name, stored in self.source.items():
-            if name in self.stacks:
-                yield from self.stacks[name](stored.read(self.folder)).items()
-            elif name not in self.taken and not LEFT.search(name):
+        for name, stored in self.source.tensors.items():
+            if name in self.layers.stacks:
+                yield from self.layers.stacks[name](stored.read(self.folder)).items()
+            elif name not in self.source.taken and not LEFT.search(name):
                 yield name, stored.read(self.folder)
-        for layer in self.layers.values():
+        for layer in self.layers.layers.values():
             yield from layer.tensors().items()
         yield from self.caches.items()
 
@@ -119,6 +115,21 @@ class FolderLayer:
         return {**renamed(self.name, made), **{f"{prefix}{key}": value for key, value in self.inputs.items()}}
 
 
+@dataclass(frozen=True)
+class FolderLayers:
+    """The quantized layers of a folder.
+
+    Attributes:
+        layers: by the names of their weights outside.
+        inside: these, by the names of the layers in memory.
+        stacks: what takes the float parts of stacked experts apart, by their names outside.
+    """
+
+    layers: dict[str, FolderLayer] = field(default_factory=dict)
+    inside: dict[str, str] = field(default_factory=dict)
+    stacks: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = field(default_factory=dict)
+
+
 def quantized_model(folder: Path, given: nn.Module | None = None) -> nn.Module:
     """The quantized model in a folder, with the codes and scales that it has.
 
@@ -133,30 +144,27 @@ def quantized_model(folder: Path, given: nn.Module | None = None) -> nn.Module:
     if method_of(folder) in OWN:
         with decoding(f"{str(folder)!r}, quantized by 'quark',"):
             return own_model(given, folder)
-    model, layers, inside, stacks, taken = layers_in(folder, given)
-    checkpoint = read_checkpoint(folder)
-    tensors = stored_tensors(checkpoint)
+    source = coded_folder(folder)
+    checkpoint = source.checkpoint
+    model = empty_model(checkpoint) if given is None else check_float(given)
+    found = layers_of_model(model, source)
     caches = caches_in(model, checkpoint)
-    own = (layers, taken, stacks, caches.tensors)
-    translated = Translated(checkpoint.folder, checkpoint.config, checkpoint.files, None, tensors, *own)
-    map_model(model, Scheme(config_of(model, layers, inside, caches), JsonExporterConfig(), "quark"))
-    load(model, translated)
+    own = (checkpoint.folder, checkpoint.config, checkpoint.files, None)
+    map_model(model, Scheme(config_of(model, found, caches), JsonExporterConfig(), "quark"))
+    load(model, Translated(*own, source, found, caches.tensors))
     if given is None:
         library: Any = model
         library.config._name_or_path = str(folder)
         take_settings(model, folder)
-    model.__dict__[GIVEN] = prediction_items(model, checkpoint)
+    model.__dict__[GIVEN] = prediction_items(model, source)
     return mark_loaded(model).eval()
 
 
-def prediction_items(model: nn.Module, checkpoint: Checkpoint) -> list[Item]:
+def prediction_items(model: nn.Module, source: CodedFolder) -> list[Item]:
     """The heads for multi-token prediction of a folder; those that are coded are decoded, in the model's type."""
-    tensors, found = stored_tensors(checkpoint), found_in(checkpoint)
-    heads: Found = {name: coded for name, coded in found.items() if is_prediction(model, name)}
-    taken = {part for coded in found.values() for part in coded.parts.values()}
-    items = [coded_item(checkpoint, name, coded, tensors, float_dtype(model)) for name, coded in heads.items()]
-    plain = [name for name in tensors if is_prediction(model, name) and name not in taken and not LEFT.search(name)]
-    return items + [plain_item(checkpoint.folder, name, tensors[name]) for name in plain]
+    items = [coded_item(source, name, float_dtype(model)) for name in source.found if is_prediction(model, name)]
+    others = (name for name in source.tensors if is_prediction(model, name) and name not in source.taken)
+    return items + [plain_item(source.folder, name, source.tensors[name]) for name in others if not LEFT.search(name)]
 
 
 def model_to_run(folder: Path) -> nn.Module:
@@ -173,36 +181,26 @@ def model_to_run(folder: Path) -> nn.Module:
         described: Any = checkpoint.config["quantization_config"]
         if not WEIGHTS_ALONE.get(str(method_of(folder)), lambda said: False)(described):
             raise
-        tensors = stored_tensors(checkpoint)
-        found = found_in(checkpoint)
-        own = (checkpoint.folder, checkpoint.config, checkpoint.files)
         model = empty_model(checkpoint)
-        load(model, DecodedCheckpoint(*own, None, tensors, found))
+        load(
+            model, DecodedCheckpoint(checkpoint.folder, checkpoint.config, checkpoint.files, None, found_in(checkpoint))
+        )
         take_settings(model, folder)
         return model.eval()
 
 
 @dataclass(frozen=True)
 class DecodedCheckpoint(Checkpoint):
-    """A checkpoint whose quantized tensors are decoded as they are read.
+    """A checkpoint whose quantized tensors are decoded as they are read."""
 
-    Attributes:
-        source: the tensors of the folder.
-        found: those that are coded.
-    """
-
-    source: Mapping[str, StoredSource] = field(default_factory=dict)
-    found: Found = field(default_factory=dict)
+    source: CodedFolder = None  # type: ignore[assignment]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, value) of every tensor."""
-        taken = {name for coded in self.found.values() for name in coded.parts.values()}
-        for name, stored in self.source.items():
-            if name not in taken and not LEFT.search(name):
+        for name, stored in self.source.tensors.items():
+            if name not in self.source.taken and not LEFT.search(name):
                 yield name, stored.read(self.folder)
-        for name, coded in self.found.items():
-            parts = {role: self.source[stored].read(self.folder) for role, stored in coded.parts.items()}
-            yield name, decoded(self.folder, name, coded, parts)
+        yield from ((name, self.source.values(name)) for name in self.source.found)
 
 
 WEIGHTS_ALONE: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {  # what is said → whether inputs stay float
@@ -232,16 +230,8 @@ def empty_model(checkpoint: Checkpoint) -> nn.Module:
     return model
 
 
-def layers_in(
-    folder: Path, given: nn.Module | None = None
-) -> tuple[
-    nn.Module,
-    dict[str, FolderLayer],
-    dict[str, str],
-    dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]],
-    frozenset[str],
-]:
-    """The architecture of a folder, what ``layers_of_model`` finds in it, and the tensors that its layers are made of.
+def coded_folder(folder: Path) -> CodedFolder:
+    """A folder whose codes can be carried over.
 
     Raises:
         ConfigError, ModelError: as ``quantized_model``.
@@ -251,50 +241,45 @@ def layers_in(
         if method is not None:
             refuse_method(folder / "config.json", method, ["quark", *GRIDS])
         refuse(f"{str(folder)!r} is float; codes are carried over from {', '.join(['quark', *GRIDS])}")
-    checkpoint = read_checkpoint(folder)
-    found = found_in(checkpoint)
-    model = empty_model(checkpoint) if given is None else check_float(given)
-    layers, inside, stacks = layers_of_model(model, checkpoint, found, grid_in(checkpoint))
-    return model, layers, inside, stacks, frozenset(name for coded in found.values() for name in coded.parts.values())
+    return found_in(read_checkpoint(folder))
 
 
-def layers_of_model(
-    model: nn.Module, checkpoint: Checkpoint, found: Found, grid: FolderGrid
-) -> tuple[dict[str, FolderLayer], dict[str, str], dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]]]:
-    """The quantized layers of a folder by the names of their weights outside, these by the names in memory, and what
-    takes the float parts of stacked experts apart."""
+def layers_of_model(model: nn.Module, source: CodedFolder) -> FolderLayers:
+    """The quantized layers of a folder, whose stacked experts are taken apart in ``model``.
+
+    Raises:
+        ModelError: a coded weight that the model has no layer for.
+    """
     stacks = {path: module for path, module in model.named_modules() if is_fused(module)}
     shells = {path: copy.copy(module) for path, module in stacks.items()}
     for path, module in stacks.items():
         shells[path].__dict__["_parameters"] = dict(module._parameters)
     apart = unfuse_experts(model)
-    names, tensors = names_of(model), stored_tensors(checkpoint)
-    layers: dict[str, FolderLayer] = {}
-    inside: dict[str, str] = {}
+    names, made = names_of(model), FolderLayers()
     for path, module in model.named_modules():
         if kind_of(module) is None:
             continue
-        weight = f"{names.layer(path)}.weight"
-        if weight in found:
-            layers[weight] = layer_of(weight, found[weight], grid, checkpoint, tensors)
-            inside[path] = weight
-        parent = path.rpartition(".")[0].rpartition(".")[0]
-        if parent in stacks and weight not in found:
-            made = stacked_layer(shells[parent], parent, path, names, found, grid, checkpoint)
-            if made is not None:
-                layers[weight], inside[path] = made, weight
-    known = {name for name in found if is_stack(name, stacks, names) or is_prediction(model, name)}
-    if lost := sorted(set(found) - set(layers) - known):
-        raise ModelError(f"{str(checkpoint.folder)!r}: the model has no layer for {lost[0]!r}")
-    shares: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {}
+        weight, parent = f"{names.layer(path)}.weight", path.rpartition(".")[0].rpartition(".")[0]
+        layer: FolderLayer | None = None
+        if weight in source.found:
+            layer = layer_of(weight, source)
+        elif parent in stacks:
+            own = path.removeprefix(f"{parent}.")
+            stack = names.renamed(f"{parent}.{stacked_name(shells[parent], f'{own}.weight')}")
+            layer = stacked_layer(weight, shells[parent], own, stack, source) if stack in source.found else None
+        if layer is not None:
+            made.layers[weight], made.inside[path] = layer, weight
+    known = {name for name in source.found if is_stack(name, stacks, names) or is_prediction(model, name)}
+    if lost := sorted(set(source.found) - set(made.layers) - known):
+        raise ModelError(f"{str(source.folder)!r}: the model has no layer for {lost[0]!r}")
     for path, module in stacks.items():
-        if not any(name.startswith(f"{path}.") for name in inside):
+        if not any(name.startswith(f"{path}.") for name in made.inside):
             apart[module]()
             continue
         for own in shells[path]._parameters:
-            if (outside := names.renamed(f"{path}.{own}")) not in found:
-                shares[outside] = partial(taken_apart, shells[path], path, own, names)
-    return layers, inside, shares
+            if (outside := names.renamed(f"{path}.{own}")) not in source.found:
+                made.stacks[outside] = partial(taken_apart, shells[path], path, own, names)
+    return made
 
 
 def taken_apart(
@@ -320,47 +305,33 @@ def is_stack(name: str, stacks: Mapping[str, nn.Module], names: FileNames) -> bo
     )
 
 
-def layer_of(
-    name: str, coded: Coded, grid: FolderGrid, checkpoint: Checkpoint, tensors: Mapping[str, StoredSource]
-) -> FolderLayer:
+def layer_of(name: str, source: CodedFolder) -> FolderLayer:
     """A layer with tensors of its own."""
-    grid_of = f"{str(checkpoint.folder)!r}: the grid of {name!r}"
-
-    def read() -> Parts:
-        return {role: tensors[stored].read(checkpoint.folder) for role, stored in coded.parts.items()}
+    grid, grid_of = source.grid, f"{str(source.folder)!r}: the grid of {name!r}"
 
     def values() -> Any:
-        own = read()
-        made = decoded(checkpoint.folder, name, coded, own)
+        own = source.parts(name)
+        made = source.values(name, own)
         with decoding(grid_of):
             return made, *grid.parameters(name, own), grid.blocks(own)
 
-    prefix = name.removesuffix("weight")
-    given = {
-        key: tensors[f"{prefix}{key}"].read(checkpoint.folder) for key in grid.inputs if f"{prefix}{key}" in tensors
-    }
+    stored = {key: source.tensors.get(f"{name.removesuffix('weight')}{key}") for key in grid.inputs}
+    given = {key: tensor.read(source.folder) for key, tensor in stored.items() if tensor is not None}
     with decoding(grid_of):
-        config = grid.config(name, read)
+        config = grid.config(name, lambda: source.parts(name))
         return FolderLayer(name, config, values, grid.activations(config, given))
 
 
-def stacked_layer(
-    shell: nn.Module, parent: str, path: str, names: FileNames, found: Found, grid: FolderGrid, checkpoint: Checkpoint
-) -> FolderLayer | None:
-    """A layer of one expert, whose values are a part of a stacked tensor; None where that is float."""
-    own = path.removeprefix(f"{parent}.")
-    source = names.renamed(f"{parent}.{stacked_name(shell, f'{own}.weight')}")
-    if source not in found:
-        return None
-    coded, tensors = found[source], stored_tensors(checkpoint)
-    config, steps = grid_of_expert(shell, own, source, grid)
+def stacked_layer(name: str, shell: nn.Module, own: str, stack: str, source: CodedFolder) -> FolderLayer:
+    """A layer of one expert, whose values are a part of a stacked tensor."""
+    config, steps = grid_of_expert(shell, own, stack, source.grid)
 
     def values() -> Any:
-        read = {role: tensors[stored].read(checkpoint.folder) for role, stored in coded.parts.items()}
-        weight = of_expert(shell, own, decoded(checkpoint.folder, source, coded, read))
+        read = source.parts(stack)
+        weight = of_expert(shell, own, source.values(stack, read))
         return weight, *((None, None, None) if steps is None else told_by(config, of_expert(shell, own, steps(read))))
 
-    return FolderLayer(f"{names.layer(path)}.weight", config, values, {})
+    return FolderLayer(name, config, values, {})
 
 
 def grid_of_expert(shell: nn.Module, own: str, source: str, grid: FolderGrid) -> tuple[QLayerConfig, Steps | None]:
@@ -387,19 +358,16 @@ def told_by(config: QLayerConfig, steps: torch.Tensor) -> tuple[torch.Tensor | N
     return (None, None, exponents_of(picked)) if stage.is_block else (picked, None, None)
 
 
-def config_of(
-    model: nn.Module, layers: Mapping[str, FolderLayer], inside: Mapping[str, str], caches: FolderCaches
-) -> QConfig:
+def config_of(model: nn.Module, found: FolderLayers, caches: FolderCaches) -> QConfig:
     """The configuration of a model with these layers: what most of them have, and what others have by name."""
-    if not layers:
+    if not found.layers:
         raise ModelError("the folder has no quantized layer")
-    kinds = Counter(repr(layer.config.to_dict()) for layer in layers.values())
-    usual = kinds.most_common(1)[0][0]
-    common = next(layer.config for layer in layers.values() if repr(layer.config.to_dict()) == usual)
-    others = {
-        path: layers[name].config for path, name in inside.items() if repr(layers[name].config.to_dict()) != usual
-    }
-    floats = [path for path, module in model.named_modules() if kind_of(module) is not None and path not in inside]
+    kinds = {name: repr(layer.config.to_dict()) for name, layer in found.layers.items()}
+    usual = Counter(kinds.values()).most_common(1)[0][0]
+    common = next(found.layers[name].config for name, kind in kinds.items() if kind == usual)
+    others = {path: found.layers[name].config for path, name in found.inside.items() if kinds[name] != usual}
+    modules = (path for path, module in model.named_modules() if kind_of(module) is not None)
+    floats = [path for path in modules if path not in found.inside]
     return QConfig(common, layer_quant_config=others, exclude=floats, **caches.fields)
 
 

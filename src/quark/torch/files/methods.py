@@ -4,6 +4,8 @@ decoders (``METHODS``), and their grids in our words (``GRIDS``)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -134,7 +136,58 @@ GRIDS: dict[str, Grid] = {
 }
 
 
-def found_in(checkpoint: Checkpoint) -> Found:
+@dataclass(frozen=True)
+class CodedFolder:
+    """A folder that another program has quantized.
+
+    Attributes:
+        checkpoint: its files.
+        tensors: what is stored, by name.
+        found: the weights that are coded.
+    """
+
+    checkpoint: Checkpoint
+    tensors: Tensors
+    found: Found
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return self.checkpoint.folder
+
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """Names of the tensors that coded weights are made of."""
+        return frozenset(name for coded in self.found.values() for name in coded.parts.values())
+
+    @cached_property
+    def grid(self) -> FolderGrid:
+        """The grids of the weights.
+
+        Raises:
+            ConfigError, ModelError: as ``found_in``.
+        """
+        described, method = description(self.checkpoint)
+        with decoding(f"{str(self.folder)!r}, quantized by {method!r},"):
+            return GRIDS[method](self.tensors, described, self.checkpoint)
+
+    def parts(self, name: str) -> Parts:
+        """What is stored of a coded weight, by its role."""
+        return {role: self.tensors[stored].read(self.folder) for role, stored in self.found[name].parts.items()}
+
+    def values(self, name: str, parts: Parts | None = None) -> torch.Tensor:
+        """Its float32 values; of ``parts`` that are read already.
+
+        Raises:
+            ModelError: parts that do not fit.
+        """
+        with decoding(f"{str(self.folder)!r}: {name!r}"):
+            coded = self.found[name]
+            made = coded.decode(self.parts(name) if parts is None else parts)
+            return made.to(torch.float32).reshape(coded.shape).contiguous()
+
+
+def found_in(checkpoint: Checkpoint) -> CodedFolder:
     """The weights of a folder that are coded.
 
     Raises:
@@ -144,30 +197,18 @@ def found_in(checkpoint: Checkpoint) -> Found:
     tensors = stored_tensors(checkpoint)
     described, method = description(checkpoint)
     with decoding(f"{str(checkpoint.folder)!r}, quantized by {method!r},"):
-        found = METHODS[method](tensors, described, checkpoint)
-    taken = {name for coded in found.values() for name in coded.parts.values()}
-    if lost := sorted(taken - set(tensors)):
+        made = CodedFolder(checkpoint, tensors, METHODS[method](tensors, described, checkpoint))
+    if lost := sorted(made.taken - set(tensors)):
         raise ModelError(f"{str(checkpoint.folder)!r} lacks the tensor {lost[0]!r}, a part of a quantized weight")
-    for name in sorted(tensors.keys() - taken):
+    for name in sorted(tensors.keys() - made.taken):
         check_plain(checkpoint.folder, name, tensors[name])
-    return found
+    return made
 
 
 def check_plain(folder: Path, name: str, stored: StoredSource) -> None:
     """A weight of codes without the scales that it needs is no float weight."""
     if name.endswith(".weight") and (not stored.dtype.is_floating_point or stored.dtype.itemsize == 1):
         raise ModelError(f"{str(folder)!r}: {name!r} is {stored.dtype}, and what says its scales is missing")
-
-
-def grid_in(checkpoint: Checkpoint) -> FolderGrid:
-    """The grids of the weights of a folder.
-
-    Raises:
-        ConfigError, ModelError: as ``found_in``.
-    """
-    described, method = description(checkpoint)
-    with decoding(f"{str(checkpoint.folder)!r}, quantized by {method!r},"):
-        return GRIDS[method](stored_tensors(checkpoint), described, checkpoint)
 
 
 def description(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:

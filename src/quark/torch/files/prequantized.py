@@ -29,16 +29,15 @@ import torch
 from quark.files.drafts import naming
 from quark.files.folder import new_folder, scratch_beside
 from quark.torch.digest import GRIDS
-from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint, weight_files
+from quark.torch.export.checkpoint import SUFFIX, read_checkpoint, weight_files
 from quark.torch.export.declared import declared, refuse_method
 from quark.torch.export.decoded import Parts
 from quark.torch.export.layout import Form
 from quark.torch.export.model_files import copy_files, read_object
 from quark.torch.export.shards import Item, item_of, write_file, write_index
-from quark.torch.files.coded import Coded, Found, Tensors, decoded, decoding
-from quark.torch.files.grids import FolderGrid
-from quark.torch.files.methods import METHODS, found_in, grid_in
-from quark.torch.files.skeleton import StoredSource, stored_tensors
+from quark.torch.files.coded import decoding
+from quark.torch.files.methods import METHODS, CodedFolder, found_in
+from quark.torch.files.skeleton import StoredSource
 
 ENDS = (
     *("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "qscale_act"),
@@ -100,8 +99,7 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
         groups, grids = [made[0]], made[1]
     elif isinstance(method, str) and method in METHODS:
         found = found_in(checkpoint)
-        groups = foreign_items(checkpoint, found)
-        grids = grid_items(checkpoint, found, grid_in(checkpoint))
+        groups, grids = foreign_items(found), grid_items(found)
     else:
         refuse_method(source / "config.json", method, ["quark", *METHODS])
     with new_folder(target) as draft:
@@ -122,19 +120,17 @@ def write(folder: Path, groups: list[list[Item]]) -> None:
         write_index(folder / f"model{SUFFIX}.index.json", groups, names)
 
 
-def foreign_items(checkpoint: Checkpoint, found: Found) -> list[list[Item]]:
+def foreign_items(source: CodedFolder) -> list[list[Item]]:
     """The tensors of each file: those that are coded where their first part is, the others as they are."""
-    tensors = stored_tensors(checkpoint)
-    taken = {name for coded in found.values() for name in coded.parts.values()}
-    homes = {next(iter(coded.parts.values())): name for name, coded in found.items()}
+    homes = {next(iter(coded.parts.values())): name for name, coded in source.found.items()}
     groups = []
-    for names in checkpoint.files.values():
+    for names in source.checkpoint.files.values():
         items = []
         for name in names:
             if name in homes:
-                items.append(coded_item(checkpoint, homes[name], found[homes[name]], tensors))
-            elif name not in taken and not LEFT.search(name):
-                items.append(plain_item(checkpoint.folder, name, tensors[name]))
+                items.append(coded_item(source, homes[name]))
+            elif name not in source.taken and not LEFT.search(name):
+                items.append(plain_item(source.folder, name, source.tensors[name]))
         groups.append(items)
     return [items for items in groups if items]
 
@@ -144,36 +140,29 @@ def plain_item(folder: Path, name: str, stored: StoredSource) -> Item:
     return Item({name: (stored.shape, stored.dtype)}, lambda: {name: stored.read(folder).contiguous()})
 
 
-def coded_item(
-    checkpoint: Checkpoint, name: str, coded: Coded, tensors: Tensors, dtype: torch.dtype = torch.float32
-) -> Item:
+def coded_item(source: CodedFolder, name: str, dtype: torch.dtype = torch.float32) -> Item:
     """A tensor that is decoded."""
-
-    def make() -> Parts:
-        parts = {role: tensors[stored].read(checkpoint.folder) for role, stored in coded.parts.items()}
-        return {name: decoded(checkpoint.folder, name, coded, parts).to(dtype)}
-
-    return Item({name: (coded.shape, dtype)}, make)
+    return Item({name: (source.found[name].shape, dtype)}, lambda: {name: source.values(name).to(dtype)})
 
 
-def grid_items(checkpoint: Checkpoint, found: Found, grid: FolderGrid) -> list[Item]:
+def grid_items(source: CodedFolder) -> list[Item]:
     """What ``carried`` keeps of the grid of each coded tensor."""
-    tensors, items = stored_tensors(checkpoint), []
-    for name, coded in found.items():
+    items = []
+    for name, coded in source.found.items():
         told = "blocks" in coded.parts or len(coded.shape) > 2  # by the values, or not at all: a stack has no scale
-        scale = next((tensors[coded.parts[role]] for role in SCALES if role in coded.parts and not told), None)
+        scale = next((source.tensors[coded.parts[role]] for role in SCALES if role in coded.parts and not told), None)
         items.append(item_of(name, torch.empty(0)))
         if scale is not None:
             form: Form = {f"{name}.0.{key}": ((prod(scale.shape),), dtype) for key, dtype in KEPT.items()}
-            items.append(Item(form, partial(grid_of, checkpoint.folder, name, coded, grid, tensors)))
+            items.append(Item(form, partial(grid_of, source, name)))
     return items
 
 
-def grid_of(folder: Path, name: str, coded: Coded, grid: FolderGrid, tensors: Tensors) -> Parts:
+def grid_of(source: CodedFolder, name: str) -> Parts:
     """The scales and zero points of one tensor, flat."""
-    parts = {role: tensors[one].read(folder) for role, one in coded.parts.items()}
-    with decoding(f"{str(folder)!r}: the grid of {name!r}"):
-        scale, zeros = grid.parameters(name, parts)
+    parts = source.parts(name)
+    with decoding(f"{str(source.folder)!r}: the grid of {name!r}"):
+        scale, zeros = source.grid.parameters(name, parts)
         if scale is None:  # values tell the scales of such blocks
             count = next(parts[role].numel() for role in SCALES if role in parts)
             scale = torch.ones(count)

@@ -15,7 +15,7 @@ from quark.torch.experts import unfuse_experts
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.reload import scheme_of
 from quark.torch.files.folder_caches import caches_in
-from quark.torch.files.foreign import OWN, config_of, layers_in
+from quark.torch.files.foreign import OWN, coded_folder, config_of, empty_model, layers_of_model
 from quark.torch.files.prequantized import method_of
 from quark.torch.files.skeleton import architecture_of
 from quark.torch.matching import match
@@ -36,8 +36,9 @@ def plan_of(folder: Path) -> Plan:
             raise ModelError(f"{str(folder / 'config.json')!r} names no architecture that transformers has")
         unfuse_experts(model)
     else:
-        model, layers, inside, *_ = layers_in(folder)
-        config = config_of(model, layers, inside, caches_in(model, read_checkpoint(folder)))
+        source = coded_folder(folder)
+        model = empty_model(source.checkpoint)
+        config = config_of(model, layers_of_model(model, source), caches_in(model, source.checkpoint))
     plan = match(model, config, skeleton=True, stored=True).plan
     plan.read_from = str(folder)
     return plan
