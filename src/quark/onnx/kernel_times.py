@@ -47,18 +47,20 @@ def with_latency(study: Study, common: FloatModelFiles, quantize: Quantize) -> S
     for name in study.candidates:
         fits = {layer: name if study.of(layer, name) else study.candidates[0] for layer in study.layers}
         with tempfile.TemporaryDirectory(dir=common.folder, ignore_cleanup_errors=True) as folder:
-            seconds[name] = layer_seconds(quantize(fits, Path(folder)), common, owners(model, study.layers))
+            path, names = quantize(fits, Path(folder)), owners(model, study.layers)
+            seconds[name] = layer_seconds(path, next(common.pairs())[0], common.job.options, common.threads, names)
     trials = (
         replace(one, costs={**one.costs, "latency": seconds[one.candidate].get(one.layer, 0.0)}) for one in study.trials
     )
     return replace(study, trials=tuple(trials))
 
 
-def layer_seconds(path: Path, common: FloatModelFiles, names: Mapping[str, str]) -> dict[str, float]:
-    """Median seconds of the kernels of every layer, of the model at ``path``."""
-    feed, _ = next(common.pairs())
+def layer_seconds(
+    path: Path, feed: Feed, options: Options, threads: int | None, names: Mapping[str, str]
+) -> dict[str, float]:
+    """Median seconds of the kernels of every layer, of the model at ``path``; ``names``: as ``owners`` gives them."""
     found: dict[str, float] = defaultdict(float)
-    for kernel, seconds in kernel_seconds(path, feed, common.job.options, common.threads).items():
+    for kernel, seconds in kernel_seconds(path, feed, options, threads).items():
         layer = layer_of(kernel, names)
         if layer is not None:
             found[layer] += seconds

@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from quark.onnx.algorithms.trial import Trials
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
-from quark.onnx.kernel_times import kernel_seconds, layer_of, owners
+from quark.onnx.kernel_times import layer_seconds, owners
 from quark.onnx.latency import median_seconds
 from quark.onnx.qdq import slower
 from quark.onnx.qdq.modes import MODES
@@ -175,13 +174,7 @@ def _cut(model: ir.Model, context: Context, seconds: Sequence[Mapping[str, float
 
 def _node_seconds(path: Path, model: ir.Model, feed: Feed, job: Job) -> dict[str, float]:
     """Seconds of every node of ``model`` in the file at ``path``, the Q and DQ pairs it needs with it."""
-    names = owners(model, [str(node.name) for node in model.graph])
-    found: dict[str, float] = defaultdict(float)
-    for kernel, seconds in kernel_seconds(path, feed, job.options, 1).items():
-        node = layer_of(kernel, names)
-        if node is not None:
-            found[node] += seconds
-    return dict(found)
+    return layer_seconds(path, feed, job.options, 1, owners(model, [str(node.name) for node in model.graph]))
 
 
 def processor() -> str:

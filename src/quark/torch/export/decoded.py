@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Block2D
 from quark.numerics.packing import AWQ_ORDER, unpack
 
@@ -21,6 +22,8 @@ Decoder = Callable[[Parts], torch.Tensor]
 ROUNDED = 2.0**-7
 """Of a value: a step of bfloat16. The library divides where we multiply, so that a product half-way between two values
 of bfloat16 may go to either; scales of blocks and codes that are wrong move values by 2^-4 and more."""
+FP4 = ELEMENTS["fp4_e2m1"]
+BIAS = 127  # of E8M0
 COMPRESSED = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape")
 
 
@@ -67,6 +70,18 @@ class Foreign:
     cut: Callable[[Parts, Windows], Parts]
     exact: bool = True
     index: int | None = None
+
+
+def fp4_values(packed: torch.Tensor) -> torch.Tensor:
+    """float32 values of FP4 codes, two in a byte, the low half first."""
+    stream = packed.contiguous().view(torch.uint8)
+    values: torch.Tensor = FP4.decode(unpack(stream, 4, 2 * stream.shape[-1], "low")).float()
+    return values
+
+
+def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """float32 values of E8M0 bytes."""
+    return torch.exp2(exponents.view(torch.uint8).float() - BIAS)
 
 
 def fp8_decoder(blocks: tuple[int, ...] | None) -> Decoder:

@@ -19,14 +19,11 @@ import torch
 from quark import __version__
 from quark.errors import ConfigError
 from quark.numerics.blocks import Block
-from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Channel, Granularity, Tensor
-from quark.numerics.packing import unpack
 from quark.torch.config.model import QConfig, QLayerConfig
-from quark.torch.export.decoded import Decoder, Parts, fp8_decoder
+from quark.torch.export.decoded import Decoder, Parts, fp4_values, fp8_decoder, powers_of_two
 from quark.torch.stage import Stage
 
-FP4 = ELEMENTS["fp4_e2m1"]
 FILE = "hf_quant_config.json"
 RENAMED = (
     (r"\.input_scale_2$", ".input_scale"),
@@ -100,16 +97,15 @@ def scales(granularity: Granularity, activation: bool) -> str:
 
 def nvfp4_values(parts: Parts) -> torch.Tensor:
     """FP4 codes, low nibbles first, under E4M3 scales of 16, under one scale."""
-    packed = parts["weight"].view(torch.uint8)
-    codes = FP4.decode(unpack(packed.contiguous(), 4, packed.shape[-1] * 2, "low")).float()
+    codes = fp4_values(parts["weight"])
     scale = parts["weight_scale"].float() * parts["weight_scale_2"].float()
     return codes * of_blocks(scale, codes, 16)
 
 
 def mxfp8_values(parts: Parts) -> torch.Tensor:
     """E4M3 codes under powers of two of 32."""
-    codes, exponents = parts["weight"].view(torch.float8_e4m3fn).float(), parts["weight_scale"].view(torch.uint8)
-    return codes * of_blocks(torch.exp2(exponents.float() - 127), codes, 32)
+    codes = parts["weight"].view(torch.float8_e4m3fn).float()
+    return codes * of_blocks(powers_of_two(parts["weight_scale"]), codes, 32)
 
 
 def of_blocks(scale: torch.Tensor, codes: torch.Tensor, size: int) -> torch.Tensor:

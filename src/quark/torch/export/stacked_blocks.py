@@ -18,18 +18,15 @@ import torch
 from torch import nn
 
 from quark.errors import ConfigError
-from quark.numerics.elements import ELEMENTS
-from quark.numerics.packing import unpack
 from quark.torch.config.model import SLOTS, QConfig
 from quark.torch.experts import UnfusedExperts, fact, is_fused
-from quark.torch.export.decoded import Foreign, Parts, Windows, rows_cut
+from quark.torch.export.decoded import Foreign, Parts, Windows, fp4_values, powers_of_two, rows_cut
 from quark.torch.export.layout import Form, Stored
 from quark.torch.export.original import FileNames
 from quark.torch.export.shards import Item
 from quark.torch.matching import choose_all, find_candidates
 
 MODE = "mxfp4"
-FP4 = ELEMENTS["fp4_e2m1"]
 SIZE = 32  # elements of a block
 SOURCES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 OWN = ("weight", "weight_scale", "bias")
@@ -180,6 +177,4 @@ def turn_cut(rows: slice, parts: Parts, windows: Windows) -> Parts:
 
 def block_values(parts: Parts) -> torch.Tensor:
     """FP4 codes [.., rows, groups, 16], low nibbles first, under exponents, as values [.., rows, columns]."""
-    blocks = parts["blocks"]
-    codes = unpack(blocks.contiguous(), 4, blocks.shape[-1] * 2, "low")
-    return (FP4.decode(codes).float() * torch.exp2(parts["scales"].float() - 127)[..., None]).flatten(-2)
+    return (fp4_values(parts["blocks"]) * powers_of_two(parts["scales"])[..., None]).flatten(-2)

@@ -19,15 +19,13 @@ from typing import Any
 import torch
 
 from quark.errors import ModelError
-from quark.numerics.elements import ELEMENTS
-from quark.numerics.packing import unpack
 from quark.torch.config import specs
 from quark.torch.config.model import QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.custom_modes import check_fp8_blocks
-from quark.torch.export.decoded import Decoder, Parts
+from quark.torch.export.decoded import BIAS, Decoder, Parts, fp4_values, powers_of_two
 from quark.torch.files.coded import Coded, Found, Tensors
 from quark.torch.files.grids import FolderGrid, Parameters, Steps, refuse
 
@@ -37,8 +35,6 @@ FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 BYTES = (torch.int8, torch.uint8)
 POWERS = (torch.float8_e8m0fnu, torch.uint8)
 MX = (1, 32)
-BIAS = 127  # of E8M0
-FP4 = ELEMENTS["fp4_e2m1"]
 Shape = tuple[int, ...]
 
 
@@ -107,7 +103,8 @@ def decoder(form: Shape, blocks: tuple[int, int]) -> Decoder:
     """Codes times the scale of their block."""
 
     def decode(parts: Parts) -> torch.Tensor:
-        codes = codes_in(parts["weight"])
+        weight = parts["weight"]
+        codes = weight.float() if weight.dtype in FLOATS else fp4_values(weight)
         return codes * spread(scale_values(parts["scale"]).reshape(form), codes.shape, blocks)
 
     return decode
@@ -120,18 +117,9 @@ def spread(scale: torch.Tensor, shape: Shape, blocks: tuple[int, int]) -> torch.
     return scale
 
 
-def codes_in(weight: torch.Tensor) -> torch.Tensor:
-    """float32 values of codes; of FP4 the low half of a byte comes first."""
-    if weight.dtype in FLOATS:
-        return weight.float()
-    packed = weight.contiguous().view(torch.uint8)
-    codes: torch.Tensor = FP4.decode(unpack(packed, 4, 2 * packed.shape[-1], "low")).float()
-    return codes
-
-
 def scale_values(scale: torch.Tensor) -> torch.Tensor:
     """float32 values of scales; bytes are exponents."""
-    return torch.exp2(scale.float() - BIAS) if scale.dtype is torch.uint8 else scale.float()
+    return powers_of_two(scale) if scale.dtype is torch.uint8 else scale.float()
 
 
 def exponents_of(scale: torch.Tensor) -> torch.Tensor:
