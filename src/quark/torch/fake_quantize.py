@@ -3,8 +3,10 @@
     y = (clip(round(x / s) + z) - z) s            gradient:  dy/dx = 1  (straight-through, Bengio et al. 2013)
 
 Scales and zero points are float32 and int32 whatever the type of the model, and stay so under ``model.half()``: a
-scale in bfloat16 would be wrong by up to 0.4 %. A real zero point (``ZeroPointType.float32``) puts the smallest value
-on the lowest code:  y = lo + (code - lowest) s  with  s = (hi - lo) / (highest - lowest).
+scale in bfloat16 would be wrong by up to 0.4 %. Where the configuration asks for scales in the half type that a tensor
+has, x / s + z is computed in that type, as torch and ONNX QuantizeLinear (opset 23) do; not of weights, whose codes
+readers find in files. A real zero point (``ZeroPointType.float32``) puts the smallest value on the lowest code:
+y = lo + (code - lowest) s  with  s = (hi - lo) / (highest - lowest).
 
 The arithmetic is ``quark.numerics``; this is the only place of the flow that knows about gradients.
 """
@@ -20,12 +22,14 @@ from torch import nn
 
 from quark.errors import DataError, known
 from quark.numerics.affine import fake_quantize
+from quark.numerics.elements import Element
 from quark.numerics.formats import Block
 from quark.numerics.granularity import Granularity, Tensor, Token
 from quark.torch.memo import remembered
 from quark.torch.observer import ObserverBase
 from quark.torch.stage import Stage, Stages
 
+HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # by the name of the rule of scales
 Parameters = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
@@ -116,6 +120,8 @@ class FakeQuantize(Quantizer):
             zero_point = torch.zeros_like(scale)
         if not self.stage.real_zero:
             narrow = spec.narrow_codes and self.constant
+            if isinstance(format, Element) and HALVES.get(spec.scale_rule) is x.dtype and not self.constant:
+                return self.quantized_in_half(x, scale, zero_point, format)
             return fake_quantize(x, scale, zero_point, format, self.granularity, spec.rounding, narrow)
         shape = tuple(x.shape)
         scale, zero_point = known(scale, self.tensor_name), known(zero_point, self.tensor_name)
@@ -123,6 +129,17 @@ class FakeQuantize(Quantizer):
         offset = self.granularity.expand((format.min - zero_point) * scale, shape)
         above = fake_quantize(x.float() - offset, scale, lowest, format, self.granularity, spec.rounding)
         return (above + offset).to(x.dtype)
+
+    def quantized_in_half(
+        self, x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, format: Element
+    ) -> torch.Tensor:
+        """``x`` quantized with every step rounded to its type; codes are counted from the middle, as signed ones."""
+        steps, shifts = (
+            self.granularity.expand(value.to(x.dtype), tuple(x.shape)) for value in (scale, zero_point - format.middle)
+        )
+        one, middle = scale.new_ones(()), zero_point.new_full((), format.middle)
+        placed = fake_quantize(x / steps + shifts, one, middle, format, Tensor(), self.stage.spec.rounding)
+        return (placed - shifts) * steps
 
     def parameters_of(self, lo: torch.Tensor, hi: torch.Tensor) -> Parameters:
         """Scale (float32) and zero point (int32, or float32 where it is real) of a range, on its device."""

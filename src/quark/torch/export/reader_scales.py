@@ -73,8 +73,8 @@ def worst_cast(model: nn.Module) -> float:
 def with_scales_in(config: QConfig, dtype: torch.dtype, all_scales: bool = False) -> QConfig:
     """``config`` with the scales of integer weights in groups and channels in ``dtype``, where they were float32.
 
-    Weights beside int8 activations keep float32 scales: their readers do. With ``all_scales`` every float scale that a
-    file holds is in ``dtype``: those of FP8, of static inputs and of caches, too.
+    Weights beside int8 activations keep float32 scales: their readers do. With ``all_scales`` every float scale is in
+    ``dtype``: those of FP8, of inputs and of caches, too; ``FakeQuantize`` divides inputs in that type then.
     """
     if dtype not in SCALE_TYPES:
         return config
@@ -103,14 +103,14 @@ def layer_with_grouped(layer: QLayerConfig, dtype: torch.dtype) -> QLayerConfig:
 
 
 def layer_with_all(layer: QLayerConfig, dtype: torch.dtype) -> QLayerConfig:
-    """One layer's configuration with the scales of its weight, static inputs and cached outputs in ``dtype``."""
+    """One layer's configuration with the scales of its weight, inputs and cached outputs in ``dtype``."""
     slots = ("weight", "input_tensors", "output_tensors")
     return replace(layer, **{slot: tensor_with(getattr(layer, slot), dtype) for slot in slots})
 
 
 def tensor_with(tensor: Any, dtype: torch.dtype) -> Any:
-    """A tensor's configuration with scales in ``dtype``, where a file would hold float32 ones."""
+    """A tensor's configuration with scales in ``dtype``, where they would be float32."""
     plain = isinstance(tensor, QTensorConfig) and tensor.scale_type in (None, ScaleType.float, ScaleType.float32)
-    if not plain or tensor.is_dynamic or not tensor.dtype.name.startswith(("int", "uint", "fp8")):
+    if not plain or not tensor.dtype.name.startswith(("int", "uint", "fp8")):
         return tensor
     return replace(tensor, scale_type=SCALE_TYPES[dtype])
