@@ -43,7 +43,7 @@ from quark.torch.export.stored import StoredScales, StoredTensor
 from quark.torch.export.transformers_reads import why_not
 from quark.torch.export.verify import verify as check_written
 from quark.torch.export.vllm_reads import cache_scales_for
-from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.fake_quantize import HALVES, FakeQuantize, parts
 from quark.torch.kv_cache import cache_quantizers
 from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
@@ -308,12 +308,14 @@ def state_of(name: str, layer: QuantLayer, scheme: Any, format: Any) -> dict[str
     else:
         values = weight if layer.frozen else quantizer(weight.detach())
     state = {"weight": values.float(), **weight_parameters(part, values, scheme, kept)}
-    if format.value == "pack-quantized":
-        state["weight_scale"] = in_type_of_model(state["weight_scale"], float_type(layer))
     activation: Any = part_of(name, layer, "input_tensors")
+    halved = activation is not None and activation.stage.spec.scale_rule in HALVES
+    if format.value == "pack-quantized" or halved:
+        state["weight_scale"] = in_type_of_model(state["weight_scale"], float_type(layer))
     if activation is not None and activation.scale is not None and activation.stage.calibrated:
         scale, block = activation.scale.float().reshape(-1), activation.stage.is_block
-        state["input_global_scale" if block else "input_scale"] = 1 / scale if block else scale
+        found = in_type_of_model(scale, float_type(layer)) if halved else scale
+        state["input_global_scale" if block else "input_scale"] = 1 / scale if block else found
         if not scheme.input_activations.symmetric:
             state["input_zero_point"] = signed(activation, activation.zero_point).to(torch.int8).reshape(-1)
     return state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -97,10 +97,10 @@ def compressed(tensors: Tensors, described: Mapping[str, Any], checkpoint: Check
 
     def config(name: str, read: Callable[[], Parts]) -> QLayerConfig:
         scheme = scheme_of(name.removesuffix(".weight"), known)
-        inputs = scheme.input_activations
+        inputs, scale = scheme.input_activations, read()["weight_scale"].dtype
         return QLayerConfig(
-            weight=of_arguments(name, scheme.weights, read()["weight_scale"].dtype),
-            input_tensors=None if inputs is None else input_of_arguments(name, inputs),
+            weight=of_arguments(name, scheme.weights, scale),
+            input_tensors=None if inputs is None else input_of_arguments(name, inputs, scale),
         )
 
     def parameters(name: str, parts: Parts) -> Parameters:
@@ -173,8 +173,8 @@ FLOATS: Mapping[str, Callable[[Any], QTensorConfig]] = {
 }
 
 
-def input_of_arguments(name: str, found: Any) -> Any:
-    """An input as ``QuantizationArgs`` say it."""
+def input_of_arguments(name: str, found: Any, scale: torch.dtype) -> Any:
+    """An input as ``QuantizationArgs`` say it; the library divides it in the type ``scale`` of the weight's scales."""
     if found.dynamic and (scheme := scheme_of_blocks(found)) is not None:
         return known_schemes.scheme(scheme).input_tensors
     key = found.type, int(found.num_bits), strategy_of(found), bool(found.dynamic)
@@ -182,6 +182,8 @@ def input_of_arguments(name: str, found: Any) -> Any:
     known: dict[Any, Callable[[], Any]] = {
         ("int", 8, "tensor", False): lambda: specs.Int8PerTensorSpec(symmetric=True),
         ("int", 8, "tensor", True): lambda: specs.Int8PerTensorSpec(symmetric=True, is_dynamic=True),
+        ("int", 4, "token", True): lambda: specs.Int4PerChannelSpec(1, True, is_dynamic=True),
+        ("int", 4, "group", True): lambda: specs.Int4PerGroupSpec(-1, int(size), True, is_dynamic=True),
         ("int", 8, "token", True): lambda: specs.Int8PerChannelSpec(1, True, is_dynamic=True),
         ("float", 8, "tensor", False): lambda: specs.FP8E4M3PerTensorSpec(scale_type="float"),
         ("float", 8, "tensor", True): lambda: specs.FP8E4M3PerTensorSpec(is_dynamic=True),
@@ -191,7 +193,7 @@ def input_of_arguments(name: str, found: Any) -> Any:
     if key not in known or not found.symmetric:
         refuse(f"the inputs of {name!r} are {found.type} of {found.num_bits} bits per {strategy_of(found)}")
     made: QTensorConfig = known[key]().to_quantization_spec()
-    return made
+    return replace(made, scale_type=SCALES.get(scale, ScaleType.float))
 
 
 def scheme_of(layer: str, config: Any) -> Any:
