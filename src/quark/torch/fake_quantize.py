@@ -121,7 +121,8 @@ class FakeQuantize(Quantizer):
         if not self.stage.real_zero:
             narrow = spec.narrow_codes and self.constant
             if isinstance(format, Element) and HALVES.get(spec.scale_rule) is x.dtype and not self.constant:
-                return self.quantized_in_half(x, scale, zero_point, format)
+                known_scale, known_zero = known(scale, self.tensor_name), known(zero_point, self.tensor_name)
+                return self.quantized_in_half(x, known_scale, known_zero, format)
             return fake_quantize(x, scale, zero_point, format, self.granularity, spec.rounding, narrow)
         shape = tuple(x.shape)
         scale, zero_point = known(scale, self.tensor_name), known(zero_point, self.tensor_name)
