@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -213,26 +214,42 @@ def test_what_does_not_fit_is_refused(bpe: Path, tmp_path: Path, caplog: pytest.
     assert IDS.max() < VOCAB
 
 
-@pytest.mark.parametrize("broken", ["rows", "scale"])
+@pytest.mark.parametrize("whole", [1 << 16, 1 << 8])
+@pytest.mark.parametrize("broken", ["rows", "scale", "order"])
 @pytest.mark.parametrize("scheme", ["Q4_0", "Q8_0"])
 def test_gguf_files_are_read_back(
-    scheme: str, broken: str, bpe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheme: str, broken: str, whole: int, bpe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As a whole, and as larger ones of which a part of the blocks is decoded."""
     from quark.torch.export import gguf_tensors
 
+    monkeypatch.setattr(gguf_tensors, "WHOLE", whole)
     model = quantized(model_of(), QConfig(EXACT[scheme], exclude=["lm_head"]))
     block = gguf_tensors.in_blocks
 
     def blocks(kind: str, codes: Any, scale: Any, minima: Any) -> Any:
-        return block(
-            kind, codes[::-1] if broken == "rows" else codes, scale * (1.01 if broken == "scale" else 1), minima
-        )
+        codes = codes[::-1] if broken == "rows" else codes[:, ::-1] if broken == "order" else codes
+        return block(kind, codes, scale * (1.01 if broken == "scale" else 1), minima)
 
     monkeypatch.setattr(gguf_tensors, "in_blocks", blocks)
     with pytest.raises(ModelError, match=r"reads back with .* numbers further"):
         export_gguf(model, tmp_path / "m", "llama", bpe)
     assert not (tmp_path / "m").exists()
     export_gguf(model, tmp_path / "m", "llama", bpe, verify=False)
+
+
+@pytest.mark.parametrize("shape", [(8192, 32), (512, 480), (7, 96, 256), (1, 1 << 17)])
+def test_of_large_tensors_one_block_of_eight_is_decoded(shape: tuple[int, ...]) -> None:
+    from quark.torch.export.gguf_tensors import PART, compared
+
+    count = math.prod(shape) // 32
+    numbers = np.repeat(np.arange(count, dtype=np.float32), 32).reshape(shape)  # of its block
+    data, wanted = compared(numbers, numbers, 32)
+    found = wanted[:, 0].astype(int)
+    assert (wanted == found[:, None]).all() and np.array_equal(data.reshape(wanted.shape), wanted)
+    assert {0, count - 1} <= set(found) and set(found // PART) >= set(range(count // PART))
+    assert len(found) <= count // PART + 2
+    assert len({int(place) for place in found[1:-1] % PART}) == PART  # at no place that rows or columns have in common
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -243,10 +243,21 @@ def read_back(path: Path, sums: Mapping[str, int]) -> None:
     """
     import gguf
 
-    class Reader(
-        gguf.GGUFReader
-    ):  # whose views are plain arrays: a vocabulary is thousands, and of a memmap each is slow
+    class Reader(gguf.GGUFReader):
+        """Reads tensors; its views are plain arrays, since one of a memmap is slow, and a vocabulary is passed over."""
+
         data = property(lambda self: self._plain, lambda self, mapped: setattr(self, "_plain", mapped.view(np.ndarray)))
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+            if raw_type != gguf.GGUFValueType.ARRAY:
+                found: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
+                return found
+            kind, length = self._get(orig_offs, np.uint32)[0], int(self._get(orig_offs + 4, np.uint64)[0])
+            number, end, text = self.gguf_scalar_to_np.get(gguf.GGUFValueType(kind)), orig_offs + 12, self.data.data
+            for _ in range(0 if number else length):
+                end += 8 + int.from_bytes(text[end : end + 8], "little")
+            end += length * np.dtype(number).itemsize if number else 0
+            return end - orig_offs, [], [], [gguf.GGUFValueType.ARRAY]
 
     found = {tensor.name: tensor for tensor in Reader(path).tensors} if sums else {}
     for name, known in sums.items():

@@ -47,6 +47,8 @@ CODED = 2.0**-9  # relative error of a tensor whose scales float16 has; minima o
 FLOAT16 = 2.0**-10  # relative error of a tensor that is kept as float16
 SMALLEST = 2.0**-14  # the smallest float16 with all its digits
 SUMMED = 1 << 16  # terms of a float32 sum
+WHOLE = 1 << 16  # numbers of a tensor that is decoded as a whole
+PART = 8  # of the blocks of a larger one, one of so many is decoded
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 SEEN = 8  # rows, from the first to the last, that the quantizer of the model rounds once more under a type of GGML
 Values = Callable[[], np.ndarray]
@@ -104,7 +106,7 @@ class FileLoss:
         return float(np.sqrt(self.error / self.total)) if self.total else 0.0
 
     def add(self, entry: GGUFTensor, data: np.ndarray, wanted: np.ndarray) -> None:
-        """Compare the bytes of a tensor, decoded by the ``gguf`` package, with its values.
+        """Compare the bytes of a tensor, decoded by the ``gguf`` package, with its values; of a large one, of a part.
 
         Raises:
             ModelError: they are further away than the type can round.
@@ -112,6 +114,7 @@ class FileLoss:
         import gguf
 
         kind = gguf.GGMLQuantizationType[entry.kind]
+        data, wanted = compared(data, wanted, max(BLOCK, gguf.GGML_QUANT_SIZES[kind][0]))
         found = data if entry.kind in ("F32", "F16") else gguf.quants.dequantize(data, kind)
         apart = found.reshape(wanted.shape) - wanted
         over = entry.beyond(wanted, apart)
@@ -124,6 +127,20 @@ class FileLoss:
             )
         if len(entry.shape) > 1:
             self.error, self.total = self.error + error, self.total + total
+
+
+def compared(data: np.ndarray, wanted: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The blocks of ``size`` numbers that are decoded, as a row of data and rows of numbers.
+
+    All of a small tensor; of a large one the first, the last, and one of every ``PART`` at a random place. That its
+    other bytes are in the file, too, their checksum says.
+    """
+    count = wanted.size // size
+    if wanted.size <= WHOLE or wanted.size % size:
+        return data, wanted
+    starts = np.arange(0, count - PART + 1, PART)
+    chosen = np.r_[0, starts + np.random.default_rng(0).integers(PART, size=len(starts)), count - 1]
+    return data.reshape(count, -1)[chosen].reshape(1, -1), wanted.reshape(count, size)[chosen]
 
 
 @dataclass(frozen=True)
@@ -333,7 +350,7 @@ def coded_entry(name: str, target: str, layer: QuantLayer, turn: Turn, values: V
         return ggml_entry(name, target, layer, layout.row, turn)
     if isinstance(layout, BlockLayout) and layout.block.name.startswith("mxfp4") and layout.block.size == BLOCK:
         check_rows(name, "MXFP4", shape[-1])
-        return GGUFTensor(target, "MXFP4", shape, lambda: (mxfp4_data(layer, quantizer, layout, turn), values), True)
+        return GGUFTensor(target, "MXFP4", shape, partial(coded_data, layer, turn, mxfp4_data, quantizer, layout), True)
     if not (isinstance(layout, ElementLayout) and isinstance(layout.element, Int)) or not fits(layout):
         raise ConfigError(
             f"{name!r} is {layout_name(layout)}, which no GGUF type holds; integers of 2 to 4 bits and symmetric int8 "
@@ -356,7 +373,7 @@ def coded_entry(name: str, target: str, layer: QuantLayer, turn: Turn, values: V
             )
         whole = turn(source.float().numpy(force=True)).reshape(values().shape)
         return GGUFTensor(target, "F32", whole.shape, lambda: (whole, lambda: whole))
-    return GGUFTensor(target, kind, shape, lambda: (integer_data(kind, layer, quantizer, layout, turn), values), True)
+    return GGUFTensor(target, kind, shape, partial(coded_data, layer, turn, integer_data, quantizer, layout), True)
 
 
 def wastes_codes(layer: QuantLayer, scale: torch.Tensor, layout: ElementLayout) -> bool:
@@ -430,10 +447,15 @@ def fits(layout: ElementLayout) -> bool:
     return whole and row.bits in (2, 3, 4, 8) and not wide and not layout.stage.real_zero
 
 
-def integer_data(kind: str, layer: QuantLayer, quantizer: Any, layout: ElementLayout, turn: Turn) -> np.ndarray:
+def coded_data(layer: QuantLayer, turn: Turn, encode: Callable[..., Any], *how: Any) -> tuple[np.ndarray, Values]:
+    """The bytes of a weight that is on its grid, and the values that they stand for."""
+    values = values_of(layer, "weight")
+    return encode(torch.from_numpy(values), *how, turn), lambda: turn(values)
+
+
+def integer_data(values: torch.Tensor, quantizer: Any, layout: ElementLayout, turn: Turn) -> np.ndarray:
     """Codes, scales and minima of a weight as bytes."""
-    values = torch.from_numpy(values_of(layer, "weight"))
-    stored = store(values, quantizer, "order", frozen=True)
+    kind, stored = type_of((layout.stage,)), store(values, quantizer, "order", frozen=True)
     codes = layout.turn(layout.codes.get(stored[""], layout.element, layout.turned(layout.shape), "order"))
     scale, zero_point = layout.scale(stored), layout.zero_point(stored)
     tensors = (
@@ -453,8 +475,8 @@ def in_blocks(kind: str, codes: np.ndarray, steps: np.ndarray, minima: np.ndarra
     return KINDS[kind].write(found).reshape(len(codes), -1)
 
 
-def mxfp4_data(layer: QuantLayer, quantizer: Any, layout: BlockLayout, turn: Turn) -> np.ndarray:
+def mxfp4_data(values: torch.Tensor, quantizer: Any, layout: BlockLayout, turn: Turn) -> np.ndarray:
     """Codes and exponents of a weight as bytes."""
-    stored = store(torch.from_numpy(values_of(layer, "weight")), quantizer, "order", frozen=True)
+    stored = store(values, quantizer, "order", frozen=True)
     codes = layout.codes.get(stored[""], layout.block.element, layout.shape, "order")
     return mxfp4_block(turn(codes.numpy(force=True)), turn(stored["scale"].numpy(force=True)))
