@@ -24,6 +24,7 @@ from quark.errors import ConfigError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.write_as import check_experts, export_as
 from quark.torch.files.foreign import quantized_model
+from quark.torch.language import load_model
 
 pytest.importorskip("transformers")
 
@@ -114,6 +115,19 @@ def test_stacks_of_blocks_are_experts_alone(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=told):
             export_as(model, tmp_path / name, "mxfp4", tmp_path)
         assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "llama4", "voxtral"])
+def test_models_of_more_than_text_are_loaded_whole(name: str, tmp_path: Path) -> None:
+    """Pictures and sound: AutoModelForCausalLM has no such class, or the decoder of text alone."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+    found = tiny.tiny_model(name, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[name])
+    inputs = tiny.inputs_of(found)
+    found.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert type(loaded) is type(found)
+    assert torch.equal(tiny.answer(loaded, inputs), tiny.answer(found, inputs))
 
 
 # ---- the eyes --------------------------------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ KINDS = (".txt", ".md", ".jsonl", ".npz", ".npy")
 def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = False) -> nn.Module:
     """The model in a folder, in ``eval()``: a float one in its own type, or a quantized one.
 
-    It is a language model, unless ``config.json`` names an encoder, or a classifier, that transformers has.
+    It is a language model, unless ``config.json`` names one of pictures or sound too, an encoder, or a classifier, that
+    transformers has.
 
     Raises:
         ModelError: no model, pickled weights, or a model that transformers cannot load.
@@ -88,7 +89,8 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
 
 
 def _kind(config: Mapping[str, Any]) -> Any:
-    """The class of transformers that loads a model: what ``architectures`` names, where that predicts no next token."""
+    """The class of transformers that loads a model: what ``architectures`` names, where that is more than a decoder of
+    text, or none."""
     import transformers
     from transformers.models.auto import modeling_auto as names
 
@@ -96,6 +98,7 @@ def _kind(config: Mapping[str, Any]) -> Any:
     named = listed[0] if isinstance(listed, list) and listed else ""
     others = (
         names.MODEL_MAPPING_NAMES,
+        names.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
         names.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         names.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
         names.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
