@@ -239,7 +239,7 @@ def onnxruntime_genai(given: argparse.Namespace) -> None:
             works, shown = False, short(error)
         rows.append((scheme, format, "onnxruntime-genai", works, shown))
         print(*rows[-1], sep="\t", flush=True)
-    record(given.folder, "onnxruntime-genai", rows)
+    keep(given.folder, "onnxruntime-genai", rows)
 
 
 def write(given: argparse.Namespace) -> None:
