@@ -8,7 +8,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tests.onnx_flow.judged import judged
 from tests.onnx_flow.random_detectors import pictures, random_detector
+from tests.onnx_flow.random_graphs import feeds, random_graph
 
 from quark.onnx import ModelQuantizer, QConfig
 from quark.onnx.graph import model as files
@@ -82,10 +84,45 @@ def test_more_random_networks(seed: int, preset: str) -> None:
     test_a_random_network_of_free_sizes_runs_at_every_size(seed, preset)
 
 
+#: 16 bits have to be near; of 8 bits some random graphs make little of what they are given.
+BITS = ("wide", "A8W8", "XINT8", "A16W8", "A8W8_CPU", "UINT8_DYNAMIC_QUANT")
+
+
+@pytest.mark.parametrize("preset", BITS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_random_graph_answers_at_every_size(seed: int, preset: str) -> None:
+    model = random_graph(seed)
+    data = feeds(model, seed)
+    outcome = judged(model, data, preset)
+    if outcome.word == "refused":
+        assert preset == "UINT8_DYNAMIC_QUANT" and "nothing in the model can be quantized" in outcome.why, outcome
+    else:
+        assert outcome.word == "ok" or (preset != "wide" and outcome.word == "far"), outcome
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_said_of_a_random_graph_is_true(seed: int) -> None:
+    model = random_graph(seed)
+    data = feeds(model, seed)
+    made = quantized(model, PRESETS[seed % len(PRESETS)], data)
+    assert [false_statements(made, feed) for feed in data] == [[], [], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", BITS)
+@pytest.mark.parametrize("seed", range(3, 80))
+def test_more_random_graphs(seed: int, preset: str) -> None:
+    test_a_random_graph_answers_at_every_size(seed, preset)
+    if preset == BITS[0]:
+        test_what_is_said_of_a_random_graph_is_true(seed)
+
+
 def test_the_networks_declare_what_is_not_true() -> None:
     """Otherwise the tests above would prove nothing."""
     told = [false_statements(random_detector(seed), pictures(seed)[-1]) for seed in range(6)]
     assert all(told)
+    graphs = [random_graph(seed) for seed in range(8)]
+    assert sum(bool(false_statements(graph, feeds(graph, 0)[-1])) for graph in graphs) > 4
 
 
 def test_a_declared_name_stays_where_it_is_the_only_one() -> None:

@@ -206,3 +206,22 @@ def test_the_peers_positions_cover_these_rules(name: str) -> None:
         for change in tensor.changes
     }
     assert acted == PEER.get(name, set())
+
+
+@pytest.mark.parametrize("op_type", ["Concat <axis = 1>", "Add", "Sub"])
+@pytest.mark.parametrize("zeros", ["Sub(x, x)", "Mul(x, none)", "Identity(nothing)"])
+@pytest.mark.parametrize("first", [True, False])
+def test_zeros_say_nothing_of_the_values_beside_them(op_type: str, zeros: str, first: bool) -> None:
+    """A tensor that is always zero has no scale of its own: small values joined or added to it keep theirs."""
+    pair = "a, z" if first else "z, a"
+    channels = 8 if "Concat" in op_type else 4
+    text = f"""g (float[1,4,6,6] x) => (float[1,{channels},6,6] y, float[1,4,6,6] a) {{
+        s = Relu(x) a = Conv(s, w) z = {zeros} y = {op_type} ({pair}) }}"""
+    weights = {"w": models.normal(4, 4, 1, 1, scale=1e-3), "none": np.float32(0)}
+    weights["nothing"] = np.zeros((1, 4, 6, 6), np.float32)
+    proto = models.model(text, {name: array for name, array in weights.items() if name in text.split("{")[1]})
+    feed = models.feeds(proto)
+    made = ModelQuantizer(QConfig.get_default_config("XINT8")).quantize_model(proto, None, [feed])
+    assert made is not None
+    for found, exact in zip(models.run(made, feed), models.run(proto, feed), strict=True):
+        np.testing.assert_allclose(found, exact, atol=0.03 * np.abs(exact).max())

@@ -22,6 +22,7 @@ from quark.onnx import (
     MXFP8E4M3Spec,
     QConfig,
     QLayerConfig,
+    UInt8Spec,
 )
 
 EIGHT = QLayerConfig(input_tensors=Int8Spec(calibration_method=CalibMethod.MinMax), weight=Int8Spec())
@@ -189,3 +190,24 @@ def test_a_softmax_over_few_entries_keeps_its_ones(preset: str, length: int | st
     for size in (1, 2, 5) if length == "T" else (width,):
         given = feed(size)
         assert np.abs(session.run(None, given)[0] - models.run(proto, given)[0]).max() < 0.2
+
+
+@pytest.mark.parametrize("place", [[1, 2], ["h", "w"]], ids=str)
+@pytest.mark.parametrize("kind", [Int8Spec, UInt8Spec])
+@pytest.mark.parametrize("ratio", [100, 1_000])
+def test_the_mean_of_large_values_may_be_small(ratio: float, kind: Any, place: list[Any]) -> None:
+    """ONNX Runtime's integer GlobalAveragePool refuses every run where the result has a scale 256 times finer."""
+    sizes = f"{place[0]},{place[1]}"
+    graph = f"""g (float[n,2,{sizes}] x) => (float[n,2,1,1] y) {{
+        h = Tanh(x) m = GlobalAveragePool(h) y = Conv(m, w) }}"""
+    proto = models.model(graph, {"w": np.eye(2, dtype=np.float32)[:, :, None, None]})
+    size = [2, 2] if place == ["h", "w"] else place
+    x = np.tile(np.array([1, -1], np.float32), size[0] * size[1] // 2).reshape(1, 1, *size)
+    sample = np.concatenate([x, -x], 1) + np.float32(1 / ratio)
+    layer = QLayerConfig(input_tensors=kind(calibration_method=CalibMethod.MinMax), weight=Int8Spec())
+    config = QConfig(layer, extra_options={"PrintSummary": False, "QuantizeAllOpTypes": True})
+    made = ModelQuantizer(config).quantize_model(proto, None, [{"x": sample}])
+    assert made is not None
+    found = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"x": sample})[0]
+    exact = models.run(proto, {"x": sample})[0]
+    np.testing.assert_allclose(found, exact, atol=2 / 127)

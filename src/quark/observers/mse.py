@@ -157,6 +157,8 @@ def search(statistic: Histogram, grid: Grid, symmetric: bool | None = None) -> t
         symmetric: judge both sides by one threshold. Default: for power-of-two scales and symmetric grids; otherwise
             each side finds its own. Ranges for float scales end where the data end.
     """
+    if grid.scale_rule == "power_of_two" and statistic.lo == statistic.hi == 0:
+        return 0.0, 0.0  # every scale holds zeros: the range says that the choice is free
     values, weights = statistic.points()
     extremes = _extremes(statistic)
     span = _search(Rows(values[None], grid, weights, unit=unit_of(extremes)), extremes, symmetric)

@@ -47,6 +47,11 @@ class Positions:
         scale = np.asarray(tensor.scale, np.float32)
         return np.asarray(scales.position(scale.reshape(-1))).astype(np.int64).reshape(scale.shape)
 
+    def always_zero(self, name: str) -> bool:
+        """Whether all that was seen of a tensor, or of its group, is zero: its position says nothing."""
+        found = self._plan.tensors[name].range
+        return found is not None and not np.any(np.asarray(found))
+
     def read(self, node: ir.Node, slot: int, channels: bool = False) -> str | None:
         """The tensor that a node reads in this slot, if it has a position and the node reads its quantized values.
 

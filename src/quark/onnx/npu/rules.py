@@ -76,8 +76,14 @@ def _at(at: Positions, name: str) -> Any:
 
 
 def _to_least(names: list[str], at: Positions) -> Iterator[Move]:
-    least = min(int(np.min(_at(at, name))) for name in names)
+    """All at the least of the positions; zeros, which every position holds, follow the others."""
+    least = min(int(np.min(_at(at, name))) for name in _telling(names, at))
     yield from ((name, least) for name in names)
+
+
+def _telling(names: list[str], at: Positions) -> list[str]:
+    """The tensors that are not always zero; all where every one is."""
+    return [name for name in names if not at.always_zero(name)] or names
 
 
 def align_concat(node: ir.Node, at: Positions) -> Iterator[Move]:
@@ -95,13 +101,15 @@ def align_same(node: ir.Node, at: Positions) -> Iterator[Move]:
 
 
 def shift_read(node: ir.Node, at: Positions) -> Iterator[Move]:
-    """The operands of a sum within seven shifts of each other."""
+    """The operands of a sum within seven shifts of each other; zeros beside the others."""
     names = _inputs(node, at)
     if names is None or len(names) < 2:
         return
-    positions = [int(_at(at, name)) for name in names]
+    telling = _telling(names, at)
+    positions = [int(_at(at, name)) for name in telling]
+    yield from ((name, min(positions)) for name in names if name not in telling)
     if max(positions) - min(positions) > READ_RANGE[1]:
-        yield names[positions.index(max(positions))], min(positions) + READ_RANGE[1]
+        yield telling[positions.index(max(positions))], min(positions) + READ_RANGE[1]
 
 
 def _output_within(total: int, node: ir.Node, at: Positions, bounds: tuple[int, int]) -> Iterator[Move]:

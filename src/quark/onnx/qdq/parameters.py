@@ -183,6 +183,7 @@ def _set_weight(
     found = _with_fixed(tensor, lambda: known or weight_range(values, tensor.spec, tensor.name))
     lo, hi = np.asarray(found[0]), np.asarray(found[1])
     scale, zero_point = from_range(tensor.spec, lo, hi, scaled)
+    lo, hi = (lo, hi) if values.any() else (0 * lo, 0 * hi)  # of zeros a scale of powers of two says nothing
     plan.put(replace(tensor, range=(lo, hi), scale=np.asarray(scale), zero_point=np.asarray(zero_point)))
 
 

@@ -1,4 +1,4 @@
-"""Nodes that keep five faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
+"""Nodes that keep six faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
 
 Of a Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear the runtime rounds float weights to int8,
 one scale per tensor, and says nothing: a layer that was excluded because its weights do not stand that, or whose
@@ -9,7 +9,9 @@ Its integer Softmax overflows where it sums one or two entries, and where result
 attention), and answers 0: an attention over the first token of a text, a model that normalizes over an axis of length
 1, or one whose attention looks everywhere, is lost. The copy before it leaves the Softmax in float.
 
-Its integer AveragePool has no dilations (opset 19): the file does not load. The same copy leaves it in float.
+Its integer AveragePool has no dilations (opset 19): the file does not load. Its integer GlobalAveragePool refuses at
+every run a result whose scale is 256 times finer than that of what it averages, as behind an InstanceNormalization,
+whose means are 0. The same copy leaves both in float.
 
 The runtime carries a DequantizeLinear forward over operators that only move values.
 
@@ -42,6 +44,8 @@ SHORT = 2
 #: Its table of exponentials ends at the largest float32 over the number of entries and this, and each is divided by the
 #: scale of the result: with a smaller scale than 1 / (entries * HEADROOM) it is infinite. 1 % is left for rounding.
 HEADROOM = 0.99 * math.e**5
+#: How many times finer than what it averages the result of ONNX Runtime's integer GlobalAveragePool may not be.
+FINEST = 256.0
 #: The opset from which QuantizeLinear states the type of its result.
 TYPED = 21
 
@@ -124,11 +128,15 @@ def _keep_weights(model: ir.Model, names: Names) -> None:
 
 
 def _spare_float(model: ir.Model, names: Names) -> None:
-    """A copy before a Softmax or AveragePool for which ONNX Runtime has no integer kernel that answers right."""
+    """A copy before a Softmax or a pooling for which ONNX Runtime has no integer kernel that answers right."""
     for node in list(model.graph):
         if _carries(node):
             readers = node.outputs[0].uses()
-            uses = [use for use in readers if _overflows(use.node, opset(model)) or _is_dilated(use.node)]
+            uses = [
+                use
+                for use in readers
+                if _overflows(use.node, opset(model)) or _is_dilated(use.node) or _is_much_finer(use.node, node)
+            ]
             if uses:
                 _copy(model.graph, node, uses, names)
 
@@ -138,6 +146,17 @@ def _is_dilated(node: ir.Node) -> bool:
     if node.op_type != "AveragePool" or node.domain or "dilations" not in node.attributes:
         return False
     return any(step != 1 for step in node.attributes["dilations"].as_ints()) and _is_quantized(node)
+
+
+def _is_much_finer(node: ir.Node, source: ir.Node) -> bool:
+    """Whether a GlobalAveragePool between Q and DQ makes codes of a scale that the runtime refuses; one entry or more
+    are averaged."""
+    if node.op_type != "GlobalAveragePool" or node.domain:
+        return False
+    readers, origin = [use.node for use in node.outputs[0].uses()], _origin(source)
+    behind = next((reader for reader in readers if reader.op_type == "QuantizeLinear"), None)
+    read, made = (None if one is None else constant_array(one.inputs[1]) for one in (origin, behind))
+    return read is not None and made is not None and float(read.max()) >= FINEST * float(made.min())
 
 
 def _overflows(node: ir.Node, version: int) -> bool:
@@ -190,11 +209,16 @@ def _is_below(node: ir.Node, model: ir.Model) -> bool:
     return node.graph is not model.graph
 
 
-def _carries(node: ir.Node) -> bool:
-    """Whether a node is a DequantizeLinear, or a chain of movers leads back to one."""
+def _origin(node: ir.Node) -> ir.Node | None:
+    """The DequantizeLinear that a node is, or that a chain of movers leads back to."""
     while _is_mover(node):
         source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
         if source is None:
-            return False
+            return None
         node = source
-    return node.op_type == "DequantizeLinear" and node.domain in ("", "com.microsoft")
+    return node if node.op_type == "DequantizeLinear" and node.domain in ("", "com.microsoft") else None
+
+
+def _carries(node: ir.Node) -> bool:
+    """Whether a node is a DequantizeLinear, or a chain of movers leads back to one."""
+    return _origin(node) is not None
