@@ -211,6 +211,20 @@ def test_a_bfloat16_model_is_told_the_command_that_makes_it_float32(
         assert main(words) == 0
 
 
+def test_a_model_that_is_quantized_in_part_is_told_the_command_that_makes_it_float(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    words = [*written(tmp_path, LAYERS, **weights()), "-p", "A8W8", "--no-check"]
+    assert main([*words, "--exclude", "^c.*"]) == 0
+    again = [*words[:2], str(tmp_path / "q.onnx"), "-o", str(tmp_path / "r.onnx"), *words[5:]]
+    capsys.readouterr()
+    assert main(again) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert run_again(told[: told.index(" see docs")]) == 0
+    assert main([*again[:2], str(tmp_path / "q.float32.onnx"), *again[3:]]) == 0
+    assert coverage(tmp_path / "r.onnx").integer == 1
+
+
 CLASSES, PLACES = ("FloatOutputs", "1,000 classes"), ("MeasureSoftmax", "attention over many places")
 TAILS = {
     "softmax": ("y = Softmax<axis = 1>(b)", CLASSES),

@@ -160,6 +160,15 @@ def test_a_transform_makes_samples_of_items_and_what_cannot_be_taken_is_named() 
         DatasetReader(models.model(PICTURES), ["a.png"]).get_next()
 
 
+IMAGE = np.ones((1, 3, 4, 4), np.float32)
+
+
+@pytest.mark.parametrize("item", [(IMAGE, 1), {"image": IMAGE, "label": 1}, "a.png"], ids=["tuple", "dict", "path"])
+def test_who_gives_a_loader_in_the_place_of_samples_is_told_the_reader(item: object) -> None:
+    with pytest.raises(DataError, match=r"quark\.onnx\.DatasetReader"):
+        ModelQuantizer(QConfig.get_default_config("A8W8")).quantize_model(models.model(PICTURES), None, [item])
+
+
 # ---- what looks wrong ------------------------------------------------------------------------------------------------
 
 FRAME = (

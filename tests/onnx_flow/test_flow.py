@@ -298,6 +298,13 @@ def test_an_unknown_custom_operator_is_named_with_the_remedy() -> None:
     )
     with pytest.raises(ModelError, match=r"Swirl.*UserCustomOpLibPath"):
         ModelQuantizer(int8()).quantize_model(proto, None, [{"x": models.normal(2, 4)}])
+    for preset in ("UINT8_DYNAMIC_QUANT", "MATMUL_NBITS"):  # no sample has to run through it
+        quantizer = ModelQuantizer(QConfig.get_default_config(preset))
+        made = quantizer.quantize_model(proto)
+        assert made is not None and "Swirl" in {node.op_type for node in made.graph.node}
+        assert quantizer.result is not None
+        (run,) = [one for one in quantizer.result.passes if one.name == "first run"]
+        assert run.fired == 0 and "not run" in run.refused[0] and "Swirl" in run.refused[0]
 
 
 def test_a_failed_job_keeps_an_older_file(tmp_path: Path) -> None:

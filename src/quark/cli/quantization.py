@@ -220,8 +220,7 @@ def configure(request: Decided, settings: dict[str, Any]) -> Config:
 def surely_calibrated(job: Job) -> bool:
     """Whether activations get ranges from samples, as far as a job tells; of others the engine says so."""
     spec = job.rules.default.inputs
-    static = job.mode == "static" and not job.options.WeightsOnly
-    return static and spec is not None and isinstance(spec.row, Int)
+    return job.runs_samples and spec is not None and isinstance(spec.row, Int)
 
 
 def _feeds(request: Quantize, config: Config, settings: Mapping[str, Any]) -> Any:

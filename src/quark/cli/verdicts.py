@@ -253,7 +253,7 @@ def _faster(subject: Subject) -> str:
     choice = subject.choice
     if choice is not None and "TuneSpeed" not in choice.options:
         job = Config(global_quant_config=choice.config()).compile()
-        if job.mode == "static" and not job.options.WeightsOnly:
+        if job.runs_samples:
             tuned = replace(choice, options={**choice.options, "TuneSpeed": True})
             return f"{command(subject, tuned)}   (times the forms here; float stays where nothing is faster)"
     return "use the float model here: there is nothing to win in time"

@@ -53,6 +53,11 @@ class Job:
         return "dynamic" if self._dynamic else "static"
 
     @property
+    def runs_samples(self) -> bool:
+        """Whether samples run through the model: activations are quantized, by ranges that are fixed beforehand."""
+        return self.mode == "static" and not self.options.WeightsOnly
+
+    @property
     def _dynamic(self) -> bool:
         return self.rules.default.inputs is not None and self.rules.default.inputs.dynamic
 

@@ -286,7 +286,8 @@ def _check_names(sample: Mapping[str, Any], inputs: Sequence[ModelInput], index:
         if name not in wanted:
             near = nearest(str(name), wanted)
             raise DataError(
-                f"sample {index} has {name!r}, which is not an input of the model.{near} Inputs: {_names(inputs)}"
+                f"sample {index} has {name!r}, which is not an input of the model.{near} Inputs: {_names(inputs)}. "
+                "Items of a loader or dataset that hold more are read by quark.onnx.DatasetReader"
             )
     for name in wanted:
         if name not in sample:

@@ -40,7 +40,6 @@ from quark.onnx.first_run import first_kept, first_run, told
 from quark.onnx.follow import follow
 from quark.onnx.forecast import written_bytes
 from quark.onnx.graph import model as files
-from quark.onnx.graph.halves import refuse_bfloat16
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import all_nodes
 from quark.onnx.integer_lstms import keep_exact
@@ -106,8 +105,6 @@ class Opened(NamedTuple):
 def _open(model_input: Given, job: Job) -> Opened:
     tell_idle(job)
     source = files.load(model_input)
-    if not job.options.ConvertFP16ToFP32:
-        refuse_bfloat16(source, model_input, job.options.ExecutionProviders)
     size = file_bytes(model_input) if isinstance(model_input, (str, Path)) else None
     journal, inside = journal_of(source, job, named_files(job)), wants_bodies(source, job.options)
     nodes = all_known(source) if inside else known_nodes(source)
@@ -137,7 +134,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
         with _timed(seconds, "load"):
             opened = _open(model_input, job)
         with _timed(seconds, "prepare"):
-            prepared = prepare(opened.source, job)
+            prepared = prepare(opened.source, job, of=model_input)
             model, job, mode = prepared.model, prepared.job, MODES[prepared.job.mode]
             check_names(model, job, opened.nodes, opened.tensors)
         given = reader = kept_for_evaluation(job.options, reader)

@@ -28,7 +28,6 @@ from quark.onnx.data import RandomDataReader
 from quark.onnx.file_size import predicted_bytes
 from quark.onnx.follow import follow
 from quark.onnx.graph import model as files
-from quark.onnx.graph.halves import refuse_bfloat16
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
@@ -71,10 +70,9 @@ def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
         ConfigError: the configuration does not fit the model.
     """
     source = files.load(model_input)
-    refuse_bfloat16(source, model_input, job.options.ExecutionProviders)
     known = all_known(source) if wants_bodies(source, job.options) else known_nodes(source)
     tensors = known_tensors(source)
-    prepared = prepare(source, job, write=False)
+    prepared = prepare(source, job, write=False, of=model_input)
     check_names(prepared.model, prepared.job, known, tensors)
     model, job = prepared.model, foreseen(prepared.model, prepared.job, known)
     plan = follow(model, MODES[job.mode].place(model, job, known), job)

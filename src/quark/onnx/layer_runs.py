@@ -41,7 +41,6 @@ from quark.onnx.calibration import Request, find_ranges, observe
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.data_layout import in_layout
 from quark.onnx.graph import model as files
-from quark.onnx.graph.halves import refuse_bfloat16
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import apart, constant_array, set_constant
@@ -188,10 +187,10 @@ def open_runs(
     if job.mode != "static":
         raise ConfigError(f"single layers are quantized statically; the configuration asks for the mode {job.mode!r}")
     source = files.load(model_input)
-    refuse_bfloat16(source, model_input, job.options.ExecutionProviders)
     digest, known = fingerprint.of_model(source), all_known(source)
     specs = tuple(Rule((), spec, "candidates") for spec in candidates.values() if spec is not None)
-    prepared = prepare(source, replace(job, rules=replace(job.rules, rules=(*specs, *job.rules.rules))))
+    job = replace(job, rules=replace(job.rules, rules=(*specs, *job.rules.rules)))
+    prepared = prepare(source, job, of=model_input)
     model, job = prepared.model, prepared.job
     reader = in_layout(rereadable(reader), prepared.moved)
     context = Context(job, reader, scratch, Journal(), lambda stage, done, total: None, known)

@@ -15,6 +15,7 @@ from quark.numerics.granularity import Tensor
 from quark.onnx.graph.admission import admit
 from quark.onnx.graph.budget import check_sizes
 from quark.onnx.graph.functions import inline_functions
+from quark.onnx.graph.halves import refuse_bfloat16, tool_command
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.lower import lower
 from quark.onnx.graph.model import save
@@ -222,26 +223,29 @@ class Prepared:
     stated: frozenset[str] | None = None
 
 
-def prepare(model: ir.Model, job: Job, write: bool = True) -> Prepared:
+def prepare(model: ir.Model, job: Job, write: bool = True, of: object = None) -> Prepared:
     """Lift an old model, then fold and tidy it, so that placement finds weights in initializers and types everywhere.
 
     Args:
         write: whether the file is written that ``PreprocessYAML`` may name for the model after its passes.
+        of: where the model came from, for what a refusal advises.
 
     Raises:
-        ModelError: the model is already quantized, holds an operator that nothing defines, is float16 where the
-            options want float32, or cannot be lifted.
+        ModelError: the model is already quantized, computes in bfloat16, holds an operator that nothing defines where
+            samples are to run, is float16 where the options want float32, or cannot be lifted.
     """
-    refuse_quantized(model)
+    refuse_quantized(model, of)
+    if not job.options.ConvertFP16ToFP32:
+        refuse_bfloat16(model, of, job.options.ExecutionProviders)
     stated = names_stated(model) if job.target == "cpu" else None  # other compilers may need what is not stated
     last = channels_last_inputs(model)
     recipe = None if job.options.PreprocessYAML is None else read(job.options.PreprocessYAML)
     reports = [] if recipe is None else _preprocess(model, recipe, job.options.CryptoMode, write)
-    if not job.options.UserCustomOpLibPath:
-        unknown = unknown_operator(model, None)
-        if unknown is not None:
-            raise unknown
-    reports = [*admit(model, bool(job.options.UserCustomOpLibPath)), *reports]
+    custom = bool(job.options.UserCustomOpLibPath) or not job.runs_samples
+    unknown = None if custom else unknown_operator(model, None)
+    if unknown is not None:
+        raise unknown
+    reports = [*admit(model, custom), *reports]
     model = _in_opset(model, job)
     inline_functions(model)
     prove_shapes(model)
@@ -302,14 +306,15 @@ def state(model: ir.Model, prepared: Prepared) -> list[PassReport]:
     return run_steps(model, STATE, job)
 
 
-def refuse_quantized(model: ir.Model) -> None:
+def refuse_quantized(model: ir.Model, of: object) -> None:
     """Raise ``ModelError`` for a model that already holds quantized operators."""
     found = [node for node in model.graph if node.op_type in _QUANTIZED_OPS]
     if found:
         first = found[0]
         raise ModelError(
             f"the model is already quantized: it holds {len(found)} quantization nodes, the first is {first.op_type} "
-            f"{first.name!r}. Give the float model it was made from"
+            f"{first.name!r}. Give the float model it was made from, or make one of it: "
+            f"{tool_command('convert_quant_to_float', of)}"
         )
 
 

@@ -77,7 +77,7 @@ def tune_speed(model: ir.Model, context: Context) -> tuple[Context, Tuned | None
     job = context.job
     if not job.options.TuneSpeed or job.options.TunedFloat is not None:
         return context, None
-    if job.mode != "static" or job.options.WeightsOnly:
+    if not job.runs_samples:
         raise ConfigError("TuneSpeed times static integer kernels; dynamic and weight-only quantization have one form")
     kept = context.journal.done(STAGE, str)
     if kept is not None:

@@ -33,11 +33,14 @@ def refuse_bfloat16(model: ir.Model, source: object, providers: Sequence[str]) -
         ModelError: it names the first such node and the command that makes the model float32.
     """
     node = bfloat16_node(model) if set(providers) <= {"CPUExecutionProvider"} else None
-    if node is None:
-        return
+    if node is not None:
+        raise ModelError(
+            f"the model computes in bfloat16, at {label(node)}, and ONNX Runtime has no such kernels for CPUs; as "
+            f"float32 it keeps all its values: {tool_command('convert_fp16_to_fp32', source)}"
+        )
+
+
+def tool_command(tool: str, source: object) -> str:
+    """The command that makes a float32 model of a file, beside it; of a model in memory with a name to fill in."""
     path = str(source) if str(source).endswith(".onnx") else "model.onnx"
-    command = shlex.join(["quark", "onnx", "tool", "convert_fp16_to_fp32", path, path[: -len("onnx")] + "float32.onnx"])
-    raise ModelError(
-        f"the model computes in bfloat16, at {label(node)}, and ONNX Runtime has no such kernels for CPUs; as float32 "
-        f"it keeps all its values: {command}"
-    )
+    return shlex.join(["quark", "onnx", "tool", tool, path, path[: -len("onnx")] + "float32.onnx"])
