@@ -10,7 +10,8 @@ integer kernel pays for the pairs around it. The times of a kind are then writte
     microseconds = call + nanoseconds per element / 1000 + microseconds per million products
 
 by least squares of the relative errors, no part below 0; the elements are those of the larger of input and output, for
-convolutions of images (up to 4 channels) the rows of pixels that are copied one by one, a kernel's rows for each place.
+convolutions of images (up to 4 channels) the rows of pixels that are copied one by one, a kernel's rows for each place,
+and for those of volumes what the kernel covers at each place, which is copied too.
 For an LSTM they are the gates that are computed; its integer form is DynamicQuantizeLSTM.
 """
 
@@ -70,6 +71,15 @@ def samples() -> Iterator[Sample]:
                 yield _conv("Conv", channels, 2 * channels, size, 3, 1, 2)
                 yield _conv("Conv grouped", channels, channels, size, 3, 4)
             yield _conv("Conv 1x1", channels, 2 * channels, size, 1)
+    for channels, size, kernel, stride in itertools.product((8, 16, 32, 64), (4, 8, 16, 32), (1, 3), (1, 2)):
+        if channels * size**3 <= 2**18 and kernel >= stride:
+            yield _conv("Conv 3D", channels, channels, size, kernel, 1, stride, 3)
+            if kernel > 1:
+                yield _conv("Conv 3D depthwise", channels, channels, size, kernel, channels, stride, 3)
+    for channels, size, kernel in itertools.product((16, 32, 64, 128, 256), (32, 128, 512, 2048), (3, 5, 9)):
+        if channels * size <= 2**17:
+            yield _conv("Conv 1D", channels, channels, size, kernel, 1, 1, 1)
+            yield _conv("Conv 1D depthwise", channels, channels, size, kernel, channels, 1, 1)
     for made, size, stride in ((4, 8, 1), (16, 8, 1), (8, 16, 1), (16, 16, 2), (16, 32, 2), (16, 32, 1)):
         yield _conv("Conv image", 3, made, size, 3, 1, stride)
         yield _conv("Conv image", 1, made, size, 3, 1, stride)
@@ -111,11 +121,13 @@ def _light(shape: tuple[int, ...]) -> Iterator[Sample]:
     yield Sample("BORDER", "BORDER", (shape,))
 
 
-def _conv(kind: str, read: int, made: int, size: int, kernel: int, group: int = 1, stride: int = 1) -> Sample:
+def _conv(
+    kind: str, read: int, made: int, size: int, kernel: int, group: int = 1, stride: int = 1, rank: int = 2
+) -> Sample:
     out = -(-size // stride)
-    attributes = (("group", group), ("pads", [kernel // 2] * 4), ("strides", [stride] * 2))
-    weight, products = (made, read // group, kernel, kernel), made * out * out * read // group * kernel**2
-    return Sample(kind, "Conv", ((1, read, size, size),), weight, attributes, products)
+    attributes = (("group", group), ("pads", [kernel // 2] * 2 * rank), ("strides", [stride] * rank))
+    weight, products = (made, read // group, *[kernel] * rank), made * (out * kernel) ** rank * read // group
+    return Sample(kind, "Conv", ((1, read, *[size] * rank),), weight, attributes, products)
 
 
 def _lstm(steps: int, batch: int, read: int, state: int) -> Sample:
@@ -314,6 +326,8 @@ def elements(one: Sample, outputs: int = 0) -> int:
     read = [int(np.prod(shape)) for shape in one.inputs]
     if one.kind == "Conv image" and one.weight is not None:
         return one.products // (one.weight[0] * one.weight[1] * one.weight[-1])
+    if one.kind.startswith("Conv 3D") and one.weight is not None:
+        return one.products // (one.weight[0] * one.weight[1])
     if one.op_type == "LSTM" and one.weight is not None:
         return one.products // (one.weight[2] + one.weight[1] // 4)
     return max(*read, outputs, sum(read) if one.op_type == "Concat" else 0)

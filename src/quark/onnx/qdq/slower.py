@@ -168,9 +168,9 @@ def _node_times(node: ir.Node) -> tuple[float, float]:
     known = [one or 0 for one in (*read, *made)]
     elements = max(*known, sum(known[: len(read)]) if node.op_type == "Concat" else 0)
     kind, products = _kind(node)
-    if kind == "Conv image":
+    if kind == "Conv image" or kind.startswith("Conv 3D"):  # what is copied: rows of pixels, or each voxel's channels
         shape = _sizes(node.inputs[1]) or [1, 1]
-        elements = round(products / (shape[0] * shape[1] * shape[-1]))
+        elements = round(products / (shape[0] * shape[1] * (shape[-1] if kind == "Conv image" else 1)))
     times = _time(kind, "float", elements, products), _time(kind, "integer", elements, products)
     if node.op_type == "ConvTranspose":  # no integer kernel: the float one between conversions
         return times[0], times[0] + _time(_OTHER, "integer", elements) - _time(_OTHER, "float", elements)
@@ -185,8 +185,12 @@ def _kind(node: ir.Node) -> tuple[str, float]:
         products = float(made * math.prod(shape[1:]))
         if node.op_type == "ConvTranspose":
             return "Conv", float((_elements(node.inputs[0]) or 0) * math.prod(shape[1:]))
+        rank = len(shape) - 2
         if group > 1:
-            return "Conv depthwise" if shape[1] == 1 else "Conv grouped", products
+            kind = f"Conv {rank}D depthwise" if rank in (1, 3) else "Conv depthwise"
+            return kind if shape[1] == 1 else "Conv grouped", products
+        if rank in (1, 3):
+            return f"Conv {rank}D", products
         if shape[1] <= 4:
             return "Conv image", products
         return "Conv 1x1" if math.prod(shape[2:]) == 1 else "Conv", products
