@@ -32,12 +32,12 @@ def read(folder: Path) -> None:
     Raises:
         Finding: frames outside -1..1, or labels that are none.
     """
-    if (folder / "d.wav").exists():
+    if os.path.lexists(folder / "d.wav"):
         for feed in checked(find_samples(folder, [SOUND_INPUT]), [SOUND_INPUT]):
             if not feed["x"].size or not np.abs(feed["x"]).max() <= 1:
                 raise Finding("frames that no file holds")
         return
-    if (folder / "list.txt").exists():
+    if os.path.lexists(folder / "list.txt"):
         for feed in checked(find_samples(folder / "list.txt", [INPUT]), [INPUT]):
             if feed["x"].shape[1:] != (3, 4, 5):
                 raise Finding(f"accepted {feed['x'].shape}")

@@ -5,8 +5,12 @@ The default suite takes a part of the causes, spread over all fields; `make slow
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +18,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from hypothesis import strategies
-from tests.fuzz.causes import Cause, judge
+from tests.fuzz.causes import Cause, Finding, judge
 from tests.fuzz.mutation import mutate_files
 from tests.fuzz.readers import READERS, causes
 
@@ -69,6 +73,49 @@ def test_mutated_bytes(reader: str, which: int, seed: int) -> None:
 @pytest.mark.parametrize("one", [one for one in ALL if one.damage in WHOLE], ids=str)
 def test_what_is_not_damaged_is_read(one: Cause, tmp_path: Path) -> None:
     assert check(one, tmp_path) == "answered"
+
+
+#: What may lie in the place of a file: it is no regular file, or another size than anyone expects.
+ODD: dict[str, Callable[[Path], object]] = {
+    "a pipe": lambda path: os.mkfifo(path),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": lambda path: path.mkdir(),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+    "an empty file": lambda path: path.touch(),
+    "a terabyte of nothing": lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="links, pipes and files with holes of Linux")
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("reader", READERS)
+def test_what_lies_in_the_place_of_a_file(reader: str, odd: str, tmp_path: Path) -> None:
+    """Every file of an undamaged case (of the first, where all are damaged), one after the other; what waits for a pipe is ended by an alarm."""
+    whole = next((one for one in causes(reader) if one.damage in WHOLE), causes(reader)[0])
+    (tmp_path / "names").mkdir()
+    whole.make(tmp_path / "names")
+    names = [path.relative_to(tmp_path / "names") for path in sorted((tmp_path / "names").rglob("*")) if path.is_file()]
+
+    def instead(folder: Path, name: Path) -> None:
+        whole.make(folder)
+        (folder / name).unlink()
+        ODD[odd](folder / name)
+
+    for number, name in enumerate(names):
+        (tmp_path / str(number)).mkdir()
+        one = replace(whole, damage=f"{odd} is {name}", make=partial(instead, name=name))
+        previous = signal.signal(signal.SIGALRM, _too_long)
+        signal.alarm(20)
+        try:
+            check(one, tmp_path / str(number))
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, previous)
+
+
+def _too_long(*_: object) -> None:
+    raise Finding("it waits")
 
 
 def test_causes_are_many_and_differ() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from tests.torch_flow.export.networks import llama
 
 from quark.cli import main
+from quark.torch.export.card import Card, facts, loader_of, uses, without_own
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -77,3 +79,62 @@ def test_mistakes_are_told(given: list[str], sentence: str, tmp_path: Path, caps
     (tmp_path / "m").mkdir()
     assert main(["torch", "quantize", str(tmp_path / "m"), "-o", str(tmp_path / "o"), "--scheme", "fp8", *given]) != 0
     assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def made(format: str = "quark", scheme: str = "int8", **given: Any) -> Card:
+    facts: dict[str, Any] = {"floats": (), "calibration": None, "windows": 0, "perplexity": None, **given}
+    return Card(base="tiny", scheme=scheme, words="weights int8", format=format, bytes=(4_000, 1_000), **facts)
+
+
+def rows(card: Card) -> dict[str, str]:
+    lines = [line.strip("| ").split(" | ") for line in facts(card).splitlines()[2:]]
+    return {name: value for name, value in lines}
+
+
+def test_facts_that_there_are_none_of_have_no_row() -> None:
+    assert set(rows(made())) == {"base model", "scheme", "format", "size", "made with"}
+    assert rows(made())["size"] == "4.0 kB → 1.0 kB" and rows(made())["scheme"] == "`int8`: weights int8"
+    found = rows(made(calibration="ids.npy", windows=3, perplexity=(7.0, 7.25)))
+    assert found["calibration"] == "ids.npy, 3 windows"
+    assert found["perplexity"] == "7.0000 → 7.2500 (of the calibration data)"
+
+
+@pytest.mark.parametrize("count", [1, 12, 13, 40])
+def test_twelve_layers_are_named(count: int) -> None:
+    names = [f"layer.{k}" for k in range(count)]
+    told = ", ".join(f"`{name}`" for name in names[:12]) + (", …" if count > 12 else "")
+    assert rows(made(floats=tuple(names)))["stay float"] == told
+
+
+def test_keys_of_ours_go_with_what_belongs_to_them() -> None:
+    head = "license: mit\nbase_model:\n  - a/b\n- c\ntags:\n  - x\nlibrary_name: peft\nbase_model_relation: merge\nz: 1\n"
+    assert without_own(head) == "license: mit\ntags:\n  - x\nz: 1\n"
+
+
+def test_each_program_is_told_what_it_opens(tmp_path: Path) -> None:
+    for name in ("m-00002-of-00002.gguf", "m-00001-of-00002.gguf", "a.txt"):
+        (tmp_path / name).touch()
+    told = uses(made("gguf", "Q4_K"), tmp_path)
+    assert f"llama-server -m {tmp_path.name}/m-00001-of-00002.gguf\n" in told and "openquark" not in told
+    own = uses(made("quark", "fp8"), tmp_path)
+    assert f'import_model_from_safetensors(None, "{tmp_path.name}")' in own
+
+
+@pytest.mark.parametrize(
+    ("config", "loader"),
+    [
+        (None, "AutoModelForCausalLM"),
+        ({}, "AutoModelForCausalLM"),
+        ({"architectures": []}, "AutoModelForCausalLM"),
+        ({"architectures": "BertModel"}, "AutoModelForCausalLM"),
+        ({"architectures": [5]}, "AutoModelForCausalLM"),
+        ({"architectures": ["LlamaForCausalLM"]}, "AutoModelForCausalLM"),
+        ({"architectures": ["BertModel", "Other"]}, "BertModel"),
+        ({"architectures": ["BertModel"], "auto_map": {}}, "AutoModelForCausalLM"),
+        ({"architectures": ["no name"]}, "AutoModelForCausalLM"),
+    ],
+)
+def test_what_loads_a_model(config: dict[str, Any] | None, loader: str, tmp_path: Path) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    assert loader_of(tmp_path) == loader

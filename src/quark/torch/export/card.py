@@ -101,9 +101,9 @@ def facts(card: Card) -> str:
         "base model": card.base,
         "scheme": f"`{card.scheme}`: {card.words}",
         "format": FORMATS[card.format].title,
-        "stay float": floats or None,
+        "stay float": floats,
         "calibration": f"{card.calibration}, {card.windows} windows" if card.calibration else None,
-        "perplexity": measured or None,
+        "perplexity": measured,
         "size": f"{file_size(before)} → {file_size(after)}",
         "made with": f"openquark {__version__}",
     }
@@ -112,7 +112,7 @@ def facts(card: Card) -> str:
 
 def uses(card: Card, folder: Path) -> str:
     """How each program that reads the model loads it."""
-    file = next((path.name for path in sorted(folder.glob("*.gguf"))), "")
+    file = min((path.name for path in folder.glob("*.gguf")), default="")
     more = f', gguf_file="{file}"' if file else ""
     given = {"folder": folder.name, "file": file, "more": more, "loader": loader_of(folder)}
     made = []
