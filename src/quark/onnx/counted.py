@@ -26,7 +26,6 @@ class CountedSamples:
     Args:
         journal: where it is kept; one that nothing outlives makes every method do nothing.
         statistics: tensor name -> a fresh statistic; filled with what is remembered.
-        names: what was asked, in an order that is the same in every run.
     """
 
     def __init__(self, journal: Journal, statistics: dict[str, Statistic]) -> None:

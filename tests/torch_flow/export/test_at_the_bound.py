@@ -8,26 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from quark.errors import ConfigError
+from quark.torch.config.type import Dtype
 from quark.torch.export import (
     gguf_bounds,
     gguf_tensors,
     gguf_vocabulary,
+    layout,
+    onnx_model,
     onnx_turned,
     transformers_reads,
     verify,
     vllm_reads,
 )
+from quark.torch.export import stored as stored_parts
+from quark.torch.fake_quantize import make_quantizer, parts
 from quark.torch.quantization.config.config import (
     Int4PerChannelSpec,
     Int8PerTensorSpec,
     QConfig,
     QLayerConfig,
+    QTensorConfig,
 )
 
 INT4 = Int4PerChannelSpec(ch_axis=0).to_quantization_spec()
@@ -101,6 +108,47 @@ def test_matrices_alone_are_stored_as_they_are_read(shape: tuple[int, ...], perm
     np.testing.assert_array_equal(after, before.T if turned else before)
     (axis,) = (one.i for one in graph.node[0].attribute)
     assert axis == (1 if turned else 0)
+
+
+@pytest.mark.parametrize("shared", ["w", "s", None])
+def test_what_others_read_is_not_turned(shared: str | None) -> None:
+    graph = graph_of((2, 3), [1, 0])
+    graph.node.append(helper.make_node("Identity", [shared or "x"], ["other"]))
+    before = numpy_helper.to_array(graph.initializer[0])
+    assert onnx_turned.turn_weights(graph) == (set() if shared else {"d"})
+    after = numpy_helper.to_array(graph.initializer[0])
+    np.testing.assert_array_equal(after, before if shared else before.T)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axes", "passed"),
+    [((3, 1), [0], True), ((3, 1), [1], False), ((3, 4), [-1], True), (("n", 4), [0], False), ((3, 4), [0, 1], False)],
+)
+def test_squeezes_of_sizes_that_are_not_one_pass_over_them(sizes: tuple[Any, ...], axes: list[int], passed: bool) -> None:
+    place = ir.Value(name="axes", const_value=ir.tensor(np.array(axes)))
+    node = ir.node("Squeeze", [ir.Value(name="x", shape=ir.Shape(sizes)), place])
+    other = ir.node("Squeeze", [ir.Value(name="z")])
+    model = ir.Model(ir.Graph([], node.outputs, nodes=[node, other], opset_imports={"": 17}), ir_version=8)
+    onnx_model.pass_over_squeezes(model)
+    assert (node.op_type, len(node.inputs)) == (("Identity", 1) if passed else ("Squeeze", 2))
+    assert other.op_type == "Squeeze"
+
+
+def test_scales_of_two_stages_have_names_of_their_own() -> None:
+    stages = tuple(INT8.to_quantization_spec().to_stage() for _ in range(2))
+    quantizer = make_quantizer(stages, "x")
+    for number, part in enumerate(parts(quantizer), 1):
+        part.scale, part.zero_point = torch.tensor(0.25 * number), None
+    stored = stored_parts.stored_activation(quantizer)
+    assert {name: float(value) for name, value in stored.items()} == {"scale": 0.25, "scale_2": 0.5}
+
+
+@pytest.mark.parametrize(("kind", "size"), [("Q4_K", 144), ("Q6_K", 210), ("Q8_0", 272)])
+def test_bytes_of_ggml_have_the_size_of_their_blocks(kind: str, size: int) -> None:
+    """256 values take a super-block of a K-quant, and eight blocks of 34 bytes of Q8_0 (ggml-common.h)."""
+    stage = QTensorConfig(Dtype[kind.lower()], ch_axis=-1).to_stage()
+    (form,) = layout.layout_of((stage,), (3, 512)).form().values()
+    assert form == ((3, 2 * size), torch.uint8)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,23 @@ def test_whose_files_have_scales_of_the_model(format: str, program: str | None, 
     assert (found.global_quant_config.weight.scale_type is ScaleType.float16) == cast
 
 
+@pytest.mark.parametrize(
+    ("format", "program", "cast"),
+    [
+        ("compressed-tensors", None, True),
+        ("compressed-tensors", "transformers", True),
+        ("compressed-tensors", "vllm", False),
+        ("awq", None, False),
+        ("quark", "vllm", False),
+    ],
+)
+def test_whose_files_have_all_scales_in_the_type_of_the_model(format: str, program: str | None, cast: bool) -> None:
+    """Those of FP8, too: transformers holds every scale of compressed-tensors so, other readers those of integers."""
+    config = QConfig(QLayerConfig(weight=FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec()))
+    found = config_for(config, format, program, torch.bfloat16)
+    assert (found.global_quant_config.weight.scale_type is ScaleType.bfloat16) == cast
+
+
 # ---- what transformers makes of a file -------------------------------------------------------------------------------
 
 

@@ -52,12 +52,12 @@ def refine(model: ir.Model, plan: Plan, job: Job) -> None:
 
 
 def _axes(node: ir.Node) -> list[tuple[ir.Value | None, int]]:
-    """(tensor, axis from the back) of a node that has a say."""
+    """(tensor, axis) of a node that has a say; from the back, where the rank is free."""
     if node.op_type == "MatMul":
         return [(node.inputs[0], -1), (node.inputs[1], -2), (node.outputs[0], -1)]
     if node.op_type == "Gemm":
-        first = -2 if int_attribute(node, "transA", 0) else -1
-        return [(node.inputs[0], first), (node.inputs[1], -1 if int_attribute(node, "transB", 0) else -2)]
+        first = 0 if int_attribute(node, "transA", 0) else 1
+        return [(node.inputs[0], first), (node.inputs[1], 1 if int_attribute(node, "transB", 0) else 0)]
     if node.op_type == "Softmax":
         axis, rank = int_attribute(node, "axis", -1), len(node.inputs[0].shape or ()) if node.inputs[0] else 0
         return [(node.inputs[0], axis - rank if axis >= 0 else axis)]
