@@ -91,7 +91,7 @@ ODD: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("reader", READERS)
 def test_what_lies_in_the_place_of_a_file(reader: str, odd: str, tmp_path: Path) -> None:
-    """Every file of an undamaged case (of the first, where all are damaged), one after the other; what waits for a pipe is ended by an alarm."""
+    """Every file of an undamaged case, or of the first where all are damaged; an alarm ends what waits for a pipe."""
     whole = next((one for one in causes(reader) if one.damage in WHOLE), causes(reader)[0])
     (tmp_path / "names").mkdir()
     whole.make(tmp_path / "names")

@@ -38,7 +38,8 @@ def run(path: Path | None, given: Feeds, stop: int | None = None, at_once: int =
             waiting = 0
         if seen == stop:
             return statistics, seen
-    counted.count(waiting) if waiting else None
+    if waiting:
+        counted.count(waiting)
     counted.close()
     return statistics, seen
 

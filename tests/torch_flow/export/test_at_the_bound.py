@@ -124,7 +124,9 @@ def test_what_others_read_is_not_turned(shared: str | None) -> None:
     ("sizes", "axes", "passed"),
     [((3, 1), [0], True), ((3, 1), [1], False), ((3, 4), [-1], True), (("n", 4), [0], False), ((3, 4), [0, 1], False)],
 )
-def test_squeezes_of_sizes_that_are_not_one_pass_over_them(sizes: tuple[Any, ...], axes: list[int], passed: bool) -> None:
+def test_squeezes_of_sizes_that_are_not_one_pass_over_them(
+    sizes: tuple[Any, ...], axes: list[int], passed: bool
+) -> None:
     place = ir.Value(name="axes", const_value=ir.tensor(np.array(axes)))
     node = ir.node("Squeeze", [ir.Value(name="x", shape=ir.Shape(sizes)), place])
     other = ir.node("Squeeze", [ir.Value(name="z")])

@@ -87,8 +87,7 @@ def made(format: str = "quark", scheme: str = "int8", **given: Any) -> Card:
 
 
 def rows(card: Card) -> dict[str, str]:
-    lines = [line.strip("| ").split(" | ") for line in facts(card).splitlines()[2:]]
-    return {name: value for name, value in lines}
+    return dict(line.strip("| ").split(" | ") for line in facts(card).splitlines()[2:])
 
 
 def test_facts_that_there_are_none_of_have_no_row() -> None:
@@ -107,7 +106,7 @@ def test_twelve_layers_are_named(count: int) -> None:
 
 
 def test_keys_of_ours_go_with_what_belongs_to_them() -> None:
-    head = "license: mit\nbase_model:\n  - a/b\n- c\ntags:\n  - x\nlibrary_name: peft\nbase_model_relation: merge\nz: 1\n"
+    head = "license: mit\nbase_model:\n  - a/b\n- c\ntags:\n  - x\nlibrary_name: peft\nbase_model_relation: of\nz: 1\n"
     assert without_own(head) == "license: mit\ntags:\n  - x\nz: 1\n"
 
 
