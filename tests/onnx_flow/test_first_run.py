@@ -75,6 +75,17 @@ def test_what_the_float_model_cannot_do_is_no_fault() -> None:
     assert made is not None
 
 
+def test_values_beyond_float16_end_in_the_preset_that_holds_them() -> None:
+    weights = {"w": models.normal(8, 8, scale=1e5), "v": models.normal(8, 4, scale=1e-5)}
+    model = models.model(
+        "large (float[4, 8] x) => (float[4, 4] y) { a = MatMul (x, w) y = MatMul (a, v) }", weights, 17
+    )
+    data = [{"x": models.normal(4, 8)}]
+    with pytest.raises(ModelError, match=r"'y' is not finite.*float16 ends at 65,504, and the preset BF16"):
+        quantizer("FP16").quantize_model(model, None, data)
+    assert quantizer("BF16").quantize_model(model, None, data) is not None
+
+
 def test_without_a_sample_generated_values_serve_and_otherwise_it_says_so() -> None:
     weight = {"w": models.normal(3, 4, seed=0)}
     known = models.model('known (float["n", 3] x) => (float["n", 4] y) { y = MatMul (x, w) }', weight, 17)

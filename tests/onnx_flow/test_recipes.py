@@ -94,6 +94,20 @@ def test_only_what_is_better_is_kept_and_named() -> None:
     assert count == len(tried) == len(fits) and len(best.causes) == 2
 
 
+def test_the_last_step_alone_is_advised_where_it_is_enough() -> None:
+    """What came before made the model better, and is not needed."""
+
+    def measure(choice: Choice) -> Judged:
+        words = " ".join(choice.flags())
+        return judged(30.0, GOOD) if "channel_eq" in words else judged(4.0 if "FloatDecoding" in words else 1.0)
+
+    best, _ = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, seconds=60)
+    assert best.choice == Choice("A8W8", {}, ("channel_equalization",)) and len(best.causes) == 1
+    both = lambda one: judged(30.0, GOOD) if len(one.flags()) > 5 else judged(float(len(one.flags())))  # noqa: E731
+    best, _ = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, both, seconds=60)
+    assert len(best.causes) == 2
+
+
 SHARE = "keeps 90 % of the classes"
 
 

@@ -40,16 +40,24 @@ Session: TypeAlias = onnxruntime.InferenceSession | Pieces
 DOUBLED_UP_TO = 1 << 21
 NAME = "first run"
 _FAILURES: tuple[type[Exception], ...] = (*RUNTIME_ERRORS, MemoryError, ModelError)
+_HALF = (
+    ": float16 ends at 65,504, and the preset BF16 where float32 does; or keep the layers with larger values in float"
+)
 _NO_MEMORY = "there is not enough memory for it"
 
 
 @dataclass(frozen=True)
 class Original:
-    """The float model, opened when it is asked for its opinion."""
+    """The float model, opened when it is asked for its opinion.
+
+    Attributes:
+        hint: what is told beside an output that is not finite.
+    """
 
     source: Source
     options: Options
     large: bool
+    hint: str = ""
 
     def run(self, feed: Feed) -> list[np.ndarray] | None:
         """Its outputs; ``None`` where it does not run either."""
@@ -94,7 +102,9 @@ def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, re
     if reason is not None:
         raise ModelError(f"the quantized model is not published: it fails onnx.checker: {reason}")
     large = len(model.graph) > WHOLE
-    original = Original(source, options, large)
+    default = job.rules.default
+    half = any(spec is not None and spec.row.onnx_type == "FLOAT16" for spec in (default.inputs, default.weight))
+    original = Original(source, options, large, _HALF if half else "")
     feed = _feed(model, reader if job.mode == "static" else None, options)
     if isinstance(feed, str):
         return feed
@@ -179,7 +189,7 @@ def _tried(session: Session, model: ir.Model, feed: Feed, original: Original) ->
         ) from error
     odd = [str(value.name) for value, array in zip(model.graph.outputs, found, strict=True) if _is_odd(value, array)]
     if odd:
-        _compare(odd, found, [str(value.name) for value in model.graph.outputs], original.run(feed), given)
+        _compare(odd, found, [str(value.name) for value in model.graph.outputs], original, feed, given)
     return ""
 
 
@@ -197,10 +207,10 @@ def _is_odd(value: ir.Value, array: object) -> bool:
 
 
 def _compare(
-    odd: Sequence[str], found: Sequence[np.ndarray], names: Sequence[str], float_: list[np.ndarray] | None, given: str
+    odd: Sequence[str], found: Sequence[np.ndarray], names: Sequence[str], original: Original, feed: Feed, given: str
 ) -> None:
     """Raise where an odd output is not odd in the float model."""
-    for name, ours, theirs in zip(names, found, float_ or found, strict=True):
+    for name, ours, theirs in zip(names, found, original.run(feed) or found, strict=True):
         if name not in odd:
             continue
         if np.shape(ours) != np.shape(theirs):
@@ -211,7 +221,7 @@ def _compare(
         if np.isfinite(theirs).sum() > np.isfinite(ours).sum():
             raise ModelError(
                 f"the quantized model is not published: its output {name!r} is not finite on {given}, where that of "
-                "the float model is"
+                f"the float model is{original.hint}"
             )
 
 

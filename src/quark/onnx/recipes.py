@@ -398,6 +398,7 @@ class Climb:
     """Recipes one after the other on the best so far, as ``improve``.
 
     Attributes:
+        first: what was there before.
         best: so far.
         preset: of the first attempt.
         trying: what ``measure`` is asked about, with the causes that it mends; not judged yet.
@@ -412,7 +413,7 @@ class Climb:
         pace: dict[str, float],
         usual: float,
     ) -> None:
-        self.best = self.trying = first
+        self.first = self.best = self.trying = first
         self.preset = first.choice.preset
         self.situation, self.measure, self.pace, self.slowest = situation, measure, pace, usual
         self.tried, self.end = 0, 0.0
@@ -455,7 +456,18 @@ class Climb:
             self.slowest = max(self.slowest, self.pace[recipe.name] / (SLOW if recipe.slow else 1))
             self.tried += 1
             if attempt.beats(self.best):
-                self.best = attempt
+                self.best = self._alone(recipe, attempt)
+
+    def _alone(self, recipe: Recipe, attempt: Attempt) -> Attempt:
+        """The recipe that made the model good, without those before it where it still does: one cause, a short command."""
+        good = attempt.judged is not None and attempt.judged.level >= GOOD
+        fits = recipe.applies(self.situation, self.first.choice)
+        if not good or not fits or len(attempt.causes) == 1 or time.perf_counter() + self.slowest > self.end:
+            return attempt
+        self.trying = Attempt(recipe.change(self.first.choice), None, (recipe.cause,))
+        alone = replace(self.trying, judged=self.measure(self.trying.choice))
+        self.tried += 1
+        return alone if alone.judged is not None and alone.judged.level >= GOOD else attempt
 
 
 def _ordered(rows: Sequence[Recipe], base: Choice, situation: Situation, probe: Probe) -> list[Recipe]:
