@@ -459,7 +459,7 @@ class Climb:
                 self.best = self._alone(recipe, attempt)
 
     def _alone(self, recipe: Recipe, attempt: Attempt) -> Attempt:
-        """The recipe that made the model good, without those before it where it still does: one cause, a short command."""
+        """What made the model good, without what came before where that is enough: one cause, a short command."""
         good = attempt.judged is not None and attempt.judged.level >= GOOD
         fits = recipe.applies(self.situation, self.first.choice)
         if not good or not fits or len(attempt.causes) == 1 or time.perf_counter() + self.slowest > self.end:
