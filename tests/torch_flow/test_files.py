@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from quark.errors import ConfigError, DataError, ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
-from quark.torch.files import quantize_checkpoint, static
+from quark.torch.files import block_files, quantize_checkpoint, static
 from quark.torch.quantization.config.config import QConfig, QLayerConfig
 
 transformers = pytest.importorskip("transformers")
@@ -116,7 +116,8 @@ def test_static_activations_with_one_block_in_memory(scheme: str, source: Path, 
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(static, "load", watched)
+        for module in (static, block_files):
+            patch.setattr(module, "load", watched)
         ModelQuantizer(config).direct_quantize_checkpoint(source, tmp_path / "files", dataloader=samples)
     assert set(loaded) == {0, 1} and len(loaded) == 1 + len(samples) * len(model.model.layers)
     assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from quark.config.plan import Plan
 from quark.errors import ModelError
 from quark.files.journal import Journal
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.context import BlockNotes, BlockStore, StreamNotes, Undo
+from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.shards import item_of, write_file
-from quark.torch.files.skeleton import Skeleton, StoredSource
-from quark.torch.files.static import check_loaded, drop, load
+from quark.torch.files.skeleton import Skeleton, StoredSource, read_skeleton
+from quark.torch.matching import Matches, find_candidates
+from quark.torch.quantized_layer import forget_quantized
 
 SIZES = "blocks done, streams, samples"
 
@@ -194,6 +198,67 @@ class BlocksInFiles(BlockStore):
         return self.walks[-1]
 
 
+@dataclass(frozen=True)
+class RunInFiles:
+    """What a run of samples over a checkpoint needs that stays in its files.
+
+    Attributes:
+        checkpoint: whose tensors are read, block by block.
+        config, plan: how it is quantized.
+        journal: of the job, with what is finished.
+        samples: as ``quantize_model`` takes them.
+    """
+
+    checkpoint: Checkpoint
+    config: QConfig
+    plan: Plan
+    journal: Journal
+    samples: Sequence[Any] = ()
+
+    def opened(self) -> tuple[Skeleton, Matches]:
+        """The model without weights, and its quantized layers."""
+        skeleton = read_skeleton(self.checkpoint, buffers=True, eager=self.config.softmax_quant_spec is not None)
+        return skeleton, Matches(self.plan, tuple(find_candidates(skeleton.model)))
+
+
+def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that has a tensor, and the tensor's name there."""
+    path, _, last = name.rpartition(".")
+    try:
+        return model.get_submodule(path), last
+    except AttributeError as error:
+        raise ModelError(f"the checkpoint has the tensor {name!r}, for which the model has no module") from error
+
+
+def load(model: nn.Module, names: Iterable[str], tensors: Mapping[str, StoredSource], folder: Path) -> None:
+    """Give parameters and buffers the values of the files."""
+    for name in names:
+        owner, last = owner_of(model, name)
+        value = tensors[name].read(folder)
+        if last in owner._buffers:
+            owner._buffers[last] = value
+        else:
+            owner._parameters[last] = nn.Parameter(value, requires_grad=False)
+
+
+def drop(model: nn.Module, names: Iterable[str]) -> None:
+    """Take the values away again."""
+    for name in names:
+        owner, last = owner_of(model, name)
+        value = owner._parameters.get(last)
+        if value is not None:
+            owner._parameters[last] = nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=False)
+        forget_quantized([owner])
+
+
+def check_loaded(model: nn.Module, inside: tuple[str, ...]) -> None:
+    """Everything outside the blocks has values."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    missing = [name for name, value in named if value.is_meta and not name.startswith(inside)]
+    if missing:
+        raise ModelError(f"the checkpoint has no tensor {missing[0]!r}, which the model needs to run")
+
+
 def give_back_memory() -> None:
     """Have the C library return what is free: glibc keeps a block's worth of freed tensors for every block."""
     if sys.platform == "linux":
@@ -219,7 +284,7 @@ def opened_model(skeleton: Skeleton, checkpoint: Checkpoint, path: str = "") -> 
     model = skeleton.model
     blocks = find_blocks(model, path)
     if not blocks.path:
-        raise ModelError("the checkpoint has no decoder blocks, which algorithms work on one by one in files")
+        raise ModelError("the checkpoint has no decoder blocks, which are run one by one in files")
     inside = tuple(f"{name}." for name in blocks.modules)
     outside = [name for name in skeleton.tensors if not name.startswith(inside)]
     load(model, outside, skeleton.tensors, checkpoint.folder)

@@ -12,27 +12,24 @@ Not handled: SVDQuant, which puts modules beside layers, and is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 
 from quark.algorithms.hadamard import Rotation
-from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.registry import run_algorithms
 from quark.torch.calibration import evaluating
 from quark.torch.config.algorithms import AlgoConfig
-from quark.torch.config.model import QConfig
-from quark.torch.export.checkpoint import Checkpoint, opened
-from quark.torch.files.block_files import BlocksInFiles, opened_model
-from quark.torch.files.skeleton import DTYPES, StoredSource, read_skeleton
-from quark.torch.matching import Matches, find_candidates
+from quark.torch.export.checkpoint import opened
+from quark.torch.files.block_files import BlocksInFiles, RunInFiles, opened_model
+from quark.torch.files.skeleton import DTYPES, StoredSource
 from quark.torch.rotated import Dense, online_rotations
 
 UNTIED = "the head is untied"  # the entry that is kept last
@@ -54,22 +51,8 @@ class Changes:
     untied: bool = False
 
 
-def changed_model(
-    checkpoint: Checkpoint,
-    config: QConfig,
-    plan: Plan,
-    early: Sequence[AlgoConfig],
-    journal: Journal,
-    samples: Iterable[Any] | None,
-) -> Changes:
+def changed_model(job: RunInFiles, early: Sequence[AlgoConfig]) -> Changes:
     """Run the algorithms that transform the float model.
-
-    Args:
-        checkpoint: whose.
-        config, plan: how it is quantized.
-        early: the algorithms.
-        journal: of this job.
-        samples: as ``quantize_model`` takes them.
 
     Raises:
         ModelError: no decoder blocks, or a parameter that no file has.
@@ -77,22 +60,22 @@ def changed_model(
     """
     if not early:
         return Changes()
-    if (known := known_changes(journal)) is not None:
+    if (known := known_changes(job.journal)) is not None:
         return known
-    skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
-    model, found = skeleton.model, Matches(plan, tuple(find_candidates(skeleton.model)))
-    blocks = opened_model(skeleton, checkpoint, getattr(early[0], "model_decoder_layers", None) or "")
-    store = BlocksInFiles(blocks, model, dict(skeleton.tensors), checkpoint.folder, journal)
+    skeleton, found = job.opened()
+    model = skeleton.model
+    blocks = opened_model(skeleton, job.checkpoint, getattr(early[0], "model_decoder_layers", None) or "")
+    store = BlocksInFiles(blocks, model, dict(skeleton.tensors), job.checkpoint.folder, job.journal)
     tied = is_tied(model)
     before = outside(store)
     with evaluating(model):
-        run_algorithms(early, Context(model, list(samples or ()), found, Undo(), store), tunes=False)
+        run_algorithms(early, Context(model, list(job.samples), found, Undo(), store), tunes=False)
     new = {name: value for name, value in outside(store).items() if value is not before[name]}
     store.tensors.update(store.write(OUTSIDE, {name: value.detach() for name, value in new.items()}))
     moved = {name: stored for name, stored in store.tensors.items() if stored is not skeleton.tensors.get(name)}
     turns = {name: turn for name, _, turn in online_rotations(model) if not isinstance(turn, Dense)}
     changes = Changes(moved, turns, tied and not is_tied(model))
-    keep(journal, changes, store.keys)
+    keep(job.journal, changes, store.keys)
     return changes
 
 

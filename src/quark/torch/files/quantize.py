@@ -48,6 +48,7 @@ from quark.torch.export.state import named, renamed
 from quark.torch.export.vllm_reads import cache_scale_name
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
 from quark.torch.files.algorithms import refined, stages_of
+from quark.torch.files.block_files import RunInFiles
 from quark.torch.files.carried import (
     CarriedLayers,
     Known,
@@ -62,13 +63,13 @@ from quark.torch.files.carried import (
 from quark.torch.files.changed import Changes, changed_model, homes
 from quark.torch.files.decision import CheckpointDecision, decide, quantizer_of
 from quark.torch.files.prequantized import as_float
-from quark.torch.files.skeleton import Skeleton, StoredSource, read_skeleton
+from quark.torch.files.skeleton import Skeleton, StoredSource
 from quark.torch.files.static import activation_parameters, needs_samples
 from quark.torch.files.target import PROGRESS, begin, finish
 from quark.torch.files.tuned import set_scales, tuned_weights
 from quark.torch.files.verified import Expected, expected, reading
 from quark.torch.layouts import tell_layouts
-from quark.torch.matching import Matches, find_candidates, weights_in_groups
+from quark.torch.matching import weights_in_groups
 from quark.torch.plan_rows import SECOND
 from quark.torch.shared_scales import has_tensor_scale, share
 
@@ -231,6 +232,19 @@ class FileJob:
         return [part for part in parts(quantizer) if has_tensor_scale(part)]
 
 
+@dataclass(frozen=True)
+class JobSettings:
+    """How a checkpoint is quantized, beside its configuration: as the arguments of ``quantize_checkpoint``."""
+
+    pack_method: str
+    device: str
+    workers: int | None
+    samples: Iterable[Any] | None
+    describe: Callable[[Path], None] | None
+    program: str | None
+    max_shard_size: int | None
+
+
 def quantize_checkpoint(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -277,13 +291,11 @@ def quantize_checkpoint(
             f"device={device!r}: blocks run on samples and are tuned on the CPU alone; leave device out, or use "
             f"ModelQuantizer(config).quantize_model(model, samples) on a model that fits the device"
         )
-    export = JsonExporterConfig(pack_method=pack_method)
+    how = JobSettings(pack_method, device, workers, samples, describe, program, max_shard_size)
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     goal = Path(target).expanduser().resolve()
     with as_float(Path(source).expanduser().resolve(), goal) as folder:
-        checkpoint = in_type(read_checkpoint(folder), dtype)
-        parts = describe, program, max_shard_size
-        return quantize_float(checkpoint, goal, config, export, device, workers, samples, *parts)
+        return quantize_float(in_type(read_checkpoint(folder), dtype), goal, config, how)
 
 
 def in_type(checkpoint: Checkpoint, dtype: torch.dtype | None) -> Checkpoint:
@@ -320,67 +332,57 @@ def float_bytes(checkpoint: Checkpoint, config: QConfig) -> tuple[dict[str, int]
     return decide(checkpoint, config).stored_apart(places_of(checkpoint.folder), named_type(checkpoint))
 
 
-def quantize_float(
-    checkpoint: Checkpoint,
-    goal: Path,
-    config: QConfig,
-    export: JsonExporterConfig,
-    device: str,
-    workers: int | None,
-    samples: Iterable[Any] | None,
-    describe: Callable[[Path], None] | None = None,
-    program: str | None = None,
-    max_shard_size: int | None = None,
-) -> CarriedLayers | None:
+def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: JobSettings) -> CarriedLayers | None:
     """The job, of a checkpoint that is float or was decoded."""
-    grids, pack_method = places_of(checkpoint.folder), export.pack_method
+    grids, size = places_of(checkpoint.folder), how.max_shard_size
     decision = decoded_in_type(decide(checkpoint, config), checkpoint, grids)
     skeleton, found, plan = decision.skeleton, decision.found, decision.found.plan
-    static = needs_samples(found, find_targets(skeleton.model, config), samples)
-    stages = stages_of(config, plan, static, samples)
-    samples = samples if samples is None else list(samples)  # read once: what is digested is what is used
+    static = needs_samples(found, find_targets(skeleton.model, config), how.samples)
+    stages = stages_of(config, plan, static, how.samples)
+    samples = None if how.samples is None else list(how.samples)  # read once: what is digested is what is used
     tensors = decision.tensors
     warn_of_stacked(tensors)
     tell_layouts(found)
     told = replace(config, exclude=list(found.excluded))
     layers = {name.removesuffix(".weight") for name in decision.weights if name.endswith(".weight")}
-    entry = described(told, export, skeleton.model, skeleton.names, layers)
-    for_vllm = program == "vllm" and bool(config.kv_cache_quant_config)
-    asked = {"program": program if for_vllm else None, "dtype": checkpoint.dtype, "max_shard_size": max_shard_size}
+    entry = described(told, JsonExporterConfig(pack_method=how.pack_method), skeleton.model, skeleton.names, layers)
+    for_vllm = how.program == "vllm" and bool(config.kv_cache_quant_config)
+    asked = {"program": how.program if for_vllm else None, "dtype": checkpoint.dtype, "max_shard_size": size}
     told_too = {key: value for key, value in asked.items() if value is not None}
-    journal = begin(goal, identity_of(checkpoint, {**entry, **told_too}, device, samples))
+    journal = begin(goal, identity_of(checkpoint, {**entry, **told_too}, how.device, samples))
     with Journal.held(goal / PROGRESS, "the folder of the job"):
-        scales = static_scales(checkpoint, config, plan, journal, samples) if static else {}
-        changes = changed_model(checkpoint, config, plan, stages.change, journal, samples)
-        jobs = jobs_of(checkpoint, goal, replace(decision, tensors=homes(changes, tensors)), pack_method, device)
-        jobs = with_scales(jobs if max_shard_size is None else split(jobs, max_shard_size), scales)
+        over = RunInFiles(checkpoint, config, plan, journal, samples or ())
+        scales = static_scales(over) if static else {}
+        changes = changed_model(over, stages.change)
+        jobs = jobs_of(
+            checkpoint, goal, replace(decision, tensors=homes(changes, tensors)), how.pack_method, how.device
+        )
+        jobs = with_scales(jobs if size is None else split(jobs, size), scales)
         if stages.tune is not None:
-            tuned = tuned_weights(checkpoint, config, plan, stages.tune, journal, samples, changes)
+            tuned = tuned_weights(over, stages.tune, changes)
             jobs = [replace(job, tuned=tuned) for job in jobs]
         if stages.refine is not None:
             names = (name for name in decision.weights if name.endswith(".weight") and refined(stages.refine, name))
             warn_of_fixed([quantizer_of(plan, name) for name in names])
         jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton, for_vllm) for job in jobs]
-        records = run([replace(job, grids=grids, found=[]) for job in jobs], workers, journal)
-        finish(goal, checkpoint, {job.file: job.items() for job in jobs}, entry, journal, changes.untied, describe)
+        records = run([replace(job, grids=grids, found=[]) for job in jobs], how.workers, journal)
+        beside = {"quantization_config": entry, **({"tie_word_embeddings": False} if changes.untied else {})}
+        finish(goal, checkpoint, {job.file: job.items() for job in jobs}, beside, how.describe)
+        journal.remove()
     return sum(records, CarriedLayers()) if grids else None
 
 
-def static_scales(
-    checkpoint: Checkpoint, config: QConfig, plan: Plan, journal: Journal, samples: Iterable[Any] | None
-) -> dict[str, torch.Tensor]:
+def static_scales(job: RunInFiles) -> dict[str, torch.Tensor]:
     """Scales of static activations by their names in a file; those of an interrupted job are the job's.
 
     They come in one order in either case, so that a job that went on writes the same files.
     """
-    if (kept := journal.file(SCALES)) is not None:
+    if (kept := job.journal.file(SCALES)) is not None:
         return dict(sorted(load_file(kept).items()))
-    skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
-    found = Matches(plan, tuple(find_candidates(skeleton.model)))
-    made = activation_parameters(skeleton, found, config, checkpoint.folder, samples or ())
+    made = activation_parameters(job)
     scales = {name: value.contiguous() for name, value in made.items()}
     separate = {name: value.clone() for name, value in scales.items()}
-    journal.finish_file(SCALES, lambda part: save_file(separate, part))
+    job.journal.finish_file(SCALES, lambda part: save_file(separate, part))
     return dict(sorted(scales.items()))
 
 

@@ -75,21 +75,18 @@ def finish(
     goal: Path,
     checkpoint: Checkpoint,
     items: Mapping[str, list[Item]],
-    entry: Mapping[str, Any],
-    journal: Journal,
-    untied: bool = False,
+    entries: Mapping[str, Any],
     describe: Callable[[Path], None] | None = None,
 ) -> None:
-    """The index of ``items`` (by file), the other files of the source, the configuration, and what describes them."""
+    """The index of ``items`` (by file), the other files of the source, the configuration with the ``entries`` of the
+    quantized model, and what describes them."""
     copy_files(checkpoint.folder, goal)
     if len(items) > 1 or any(checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")):
         write_index(goal, checkpoint, items)
-    config = silent(checkpoint.config) | ({"tie_word_embeddings": False} if untied else {})
-    write_json(goal / "config.json", {**config, "quantization_config": dict(entry)})
+    write_json(goal / "config.json", {**silent(checkpoint.config), **entries})
     if describe is not None:
         (goal / CARD).unlink(missing_ok=True)  # of a process that was killed here
         describe(goal)
-    journal.remove()
 
 
 def write_index(goal: Path, checkpoint: Checkpoint, forms: Mapping[str, list[Item]]) -> None:

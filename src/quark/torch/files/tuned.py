@@ -13,7 +13,7 @@ Not handled: static activations; weights that share a scale with others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,19 +23,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from quark.config.plan import Plan
-from quark.files.journal import Journal
 from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.registry import run_algorithms
 from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import AlgoConfig
-from quark.torch.config.model import QConfig
-from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
-from quark.torch.files.block_files import BlocksInFiles, opened_model
+from quark.torch.files.block_files import BlocksInFiles, RunInFiles, opened_model
 from quark.torch.files.changed import Changes
-from quark.torch.files.skeleton import read_skeleton
-from quark.torch.matching import Match, Matches, find_candidates
+from quark.torch.matching import Match
 from quark.torch.prepare import prepare, restore
 from quark.torch.quantized_layer import OWN, forget_quantized, weight_quantizer
 from quark.torch.rotated import attach_rotation
@@ -122,47 +117,36 @@ def entry_of(block: str) -> str:
     return f"tuned weights of {block}"
 
 
-def tuned_weights(
-    checkpoint: Checkpoint,
-    config: QConfig,
-    plan: Plan,
-    algorithm: AlgoConfig,
-    journal: Journal,
-    samples: Iterable[Any] | None,
-    changes: Changes,
-) -> Tuned:
-    """Tune the weights of all decoder blocks into files of ``journal``.
+def tuned_weights(job: RunInFiles, algorithm: AlgoConfig, changes: Changes) -> Tuned:
+    """Tune the weights of all decoder blocks into files of the job's journal.
 
     Args:
-        checkpoint: whose.
-        config, plan: how it is quantized.
+        job: with the blocks that are finished.
         algorithm: that tunes.
-        journal: of this job, with the blocks that it has finished.
-        samples: as ``quantize_model`` takes them.
         changes: of the float model.
 
     Raises:
         ModelError: no decoder blocks, or a parameter that no file has.
     """
-    skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
-    model, found = skeleton.model, Matches(plan, tuple(find_candidates(skeleton.model)))
+    (skeleton, found), journal = job.opened(), job.journal
+    model = skeleton.model
     if changes.untied:
         config_of_model: Any = model.config
         config_of_model.tie_word_embeddings = False
     skeleton = replace(skeleton, tensors={**skeleton.tensors, **changes.tensors})
-    blocks = opened_model(skeleton, checkpoint, getattr(algorithm, "model_decoder_layers", ""))
+    blocks = opened_model(skeleton, job.checkpoint, getattr(algorithm, "model_decoder_layers", ""))
     for name, turn in changes.turns.items():
         attach_rotation(model.get_submodule(name), turn)
     inside = tuple(f"{name}." for name in blocks)
     weights = [item for item in found.quantized if item.stages["weight"]]
     items = {item.layer.name: item for item in weights if item.layer.name.startswith(inside)}
-    store = Tuning(blocks, model, dict(skeleton.tensors), checkpoint.folder, journal, items=items)
+    store = Tuning(blocks, model, dict(skeleton.tensors), job.checkpoint.folder, journal, items=items)
     with ExitStack() as undo:
         undo.callback(restore, found)
         prepare(found, ranges=False)
-        find_targets(model, config).attach(undo)
+        find_targets(model, job.config).attach(undo)
         model.eval()
-        run_algorithms([algorithm], Context(model, list(samples or ()), found, store.undo, store), tunes=True)
+        run_algorithms([algorithm], Context(model, list(job.samples), found, store.undo, store), tunes=True)
     paths = {block: journal.file(entry_of(block)) for block in blocks}
     return {
         f"{name}.{key}": path
