@@ -152,7 +152,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             plan = _settled(model, plan, job, bodies)
         with _timed(seconds, "calibrate"):
             counted = Counted(partial(update, "calibrate"))
-            ranges = calibrated(model, plan, job, reader, scratch, opened.journal, counted)
+            ranges = calibrated(model, plan, context, counted)
         with _timed(seconds, "parameters"):
             mode.set_parameters(model, plan, ranges, job.options)
             prepared.reports.extend(_exact_lstms(model, plan, job, reader))

@@ -7,18 +7,16 @@ from typing import Any
 
 import onnx_ir as ir
 
-from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ConfigError, NoSamplesError
-from quark.files.journal import Journal
 from quark.observers import Histogram
 from quark.onnx import data
+from quark.onnx.algorithms.context import Context
 from quark.onnx.calibration import Progress, Request, Statistics, find_ranges, observe
 from quark.onnx.graph.session import Runtime
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.settings import request_of
-from quark.onnx.scratch import Scratch
 from quark.report import ModelView, Report, TensorView
 
 #: Bars of a figure of ``SaveTensorHistFig``, and the folder it is written to.
@@ -26,16 +24,14 @@ BARS = 128
 FIGURES = Path("tensor_hist") / "index.html"
 
 
-def calibrated(
-    model: ir.Model, plan: Plan, job: Job, reader: Any, scratch: Scratch, journal: Journal, progress: Progress
-) -> dict[str, Any]:
+def calibrated(model: ir.Model, plan: Plan, context: Context, progress: Progress) -> dict[str, Any]:
     """Ranges of the observed activations; no data is read when none is needed.
 
     Args:
         progress: called after every sample with the number done and, if it is known, the number there will be.
     """
-    options = job.options
-    requests = {t.name: request_of(t.spec, options, scratch.store) for t in observed(plan, options)}
+    options = context.job.options
+    requests = {t.name: request_of(t.spec, options, context.scratch.store) for t in observed(plan, options)}
     if not requests:
         return {}
     if options.SaveTensorHistFig and not any(request.search.needs_values for request in requests.values()):
@@ -43,13 +39,13 @@ def calibrated(
             "SaveTensorHistFig: no tensor is calibrated with a histogram; choose Percentile, LayerwisePercentile, "
             "MinMSE, Entropy or Distribution"
         )
-    samples = samples_of(model, options, reader)
+    samples = samples_of(model, options, context.reader)
     if not options.SaveTensorHistFig:
-        if not journal and any("samples" in request.search.settings for request in requests.values()):
+        if not context.journal and any("samples" in request.search.settings for request in requests.values()):
             samples = data.told_ahead(samples)
         total = samples.total  # asked once: a reader may have to count
         requests = {name: request.foreseeing(total) for name, request in requests.items()}
-    statistics = _statistics(model, requests, samples, options, scratch, journal, progress)
+    statistics = _statistics(model, requests, samples, context, progress)
     ranges = find_ranges(requests, statistics)
     if options.SaveTensorHistFig:
         _save_figures(plan, statistics, ranges)
@@ -57,20 +53,14 @@ def calibrated(
 
 
 def _statistics(
-    model: ir.Model,
-    requests: dict[str, Request],
-    samples: Any,
-    options: Options,
-    scratch: Scratch,
-    journal: Journal,
-    progress: Progress,
+    model: ir.Model, requests: dict[str, Request], samples: Any, context: Context, progress: Progress
 ) -> Statistics:
-    runtime, workers = Runtime.of(options), options.CalibWorkerNum
+    runtime, workers = Runtime.of(context.job.options), context.job.options.CalibWorkerNum
     if workers == 1:
-        return observe(model, requests, samples, runtime, progress, journal)
+        return observe(model, requests, samples, runtime, progress, context.journal)
     from quark.onnx.workers import observe_with_workers
 
-    return observe_with_workers(model, requests, samples, workers, scratch, runtime, progress, journal)
+    return observe_with_workers(model, requests, samples, workers, context.scratch, runtime, progress, context.journal)
 
 
 def samples_of(model: ir.Model, options: Options, reader: Any) -> data.Samples:
