@@ -17,9 +17,10 @@ from torch import nn
 from torch.func import functional_call
 
 from quark.algorithms.autoround import Learned
-from quark.torch.algorithms.blocks import Stream, find_blocks, record
+from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, float_weights, set_matrix
 from quark.torch.algorithms.grids import grid_of
+from quark.torch.algorithms.inputs import answer_of
 from quark.torch.algorithms.tune import check_inside, float_copy, say_untuned, wanted
 from quark.torch.algorithms.walk import Again, walk
 from quark.torch.calibration import disabled
@@ -29,7 +30,6 @@ from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 from quark.torch.outputs import answer
 from quark.torch.quantized_layer import weight_quantizer
-from quark.torch.structure import run_model
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
         stream, clean = streams
         with torch.no_grad():
             reference = float_copy(block)
-            goals = [target(clean, name, reference, k) for k in range(len(stream.hidden))]
+            goals = [answer_of(BlockRun(name, reference, clean), k) for k in range(len(stream.hidden))]
         if again is None:
-            learn_block(context, config, name, block, stream, goals)
+            learn_block(context, config, BlockRun(name, block, stream), goals)
         else:
             again()
         with torch.no_grad():
@@ -78,25 +78,18 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
         walk(context.store, blocks, [stream, clean], work)
 
 
-def target(stream: Stream, name: str, block: nn.Module, k: int) -> torch.Tensor:
-    """What a block answers to sample ``k``."""
-    return answer(stream.forward(name, block, k) if name else run_model(block, stream.hidden[k]))
-
-
-def learn_block(
-    context: Context, config: AutoRoundConfig, name: str, block: nn.Module, stream: Stream, goals: list[torch.Tensor]
-) -> None:
+def learn_block(context: Context, config: AutoRoundConfig, run: BlockRun, goals: list[torch.Tensor]) -> None:
     """Learn the rounding of one block."""
     items = context.layers()
     tasks = [
         start(key, items[module], config.enable_minmax_tuning)
-        for key, module in block.named_modules()
+        for key, module in run.block.named_modules()
         if module in items and wanted(key, config.inside_layer_modules)
     ]
     if not tasks:
         return
     generator = torch.Generator().manual_seed(0)
-    loss = partial(sample_loss, name, block, stream, goals, tasks)
+    loss = partial(sample_loss, run, goals, tasks)
     nearest = [task.learned.snapshot() for task in tasks]
     bound = whole_loss(loss, tasks, len(goals))
     best, lowest = nearest, float("inf")
@@ -113,7 +106,7 @@ def learn_block(
         if whole_loss(loss, tasks, len(goals)) >= bound:
             settle(tasks, nearest)
             log.warning(
-                "autoround: %s keeps the nearest values: nothing that was learned is better", name or "the model"
+                "autoround: %s keeps the nearest values: nothing that was learned is better", run.name or "the model"
             )
         for task in tasks:
             write(context, task)
@@ -159,20 +152,14 @@ def start(name: str, item: Match, clips: bool) -> Task:
 
 
 def sample_loss(
-    name: str,
-    block: nn.Module,
-    stream: Stream,
-    goals: list[torch.Tensor],
-    tasks: list[Task],
-    k: int,
-    values: list[torch.Tensor],
+    run: BlockRun, goals: list[torch.Tensor], tasks: list[Task], k: int, values: list[torch.Tensor]
 ) -> torch.Tensor:
     """The loss of one sample under some weights; the block's own parameters get no gradients."""
-    weights = {key: value.detach() for key, value in block.named_parameters()}
+    weights = {key: value.detach() for key, value in run.block.named_parameters()}
     learned = zip(tasks, values, strict=True)
     weights |= {f"{task.name}.weight": value.to(task.dtype) for task, value in learned}
-    args, kwargs = stream.arguments(name, block, k)
-    return (answer(functional_call(block, weights, args, kwargs)).float() - goals[k].float()).square().mean()
+    args, kwargs = run.arguments(k)
+    return (answer(functional_call(run.block, weights, args, kwargs)).float() - goals[k].float()).square().mean()
 
 
 def settle(tasks: list[Task], values: list[list[torch.Tensor]]) -> None:

@@ -23,9 +23,9 @@ from torch import nn
 
 from quark.errors import DataError
 from quark.torch.algorithms.answers import some_rows
-from quark.torch.algorithms.blocks import Enough, Stream, find_blocks, record
+from quark.torch.algorithms.blocks import BlockRun, Enough, Stream, find_blocks, record
 from quark.torch.algorithms.context import Context
-from quark.torch.algorithms.inputs import find_groups
+from quark.torch.algorithms.inputs import answer_of, find_groups
 from quark.torch.algorithms.walk import Again, walk
 from quark.torch.calibration import disabled, run
 from quark.torch.config.algorithms import BiasCorrectionConfig
@@ -33,7 +33,6 @@ from quark.torch.fake_quantize import calibrate_with, parts
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 from quark.torch.outputs import answer
-from quark.torch.structure import run_model
 from quark.torch.structure_channels import axis_of
 
 log = logging.getLogger(__name__)
@@ -140,7 +139,7 @@ def run_bias_correction(context: Context, config: BiasCorrectionConfig, known: F
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
         nonlocal corrected
         if again is None:
-            corrected += correct_block(context, items, known, name, block, streams[0])
+            corrected += correct_block(context, items, known, BlockRun(name, block, streams[0]))
         else:
             again()
         return [streams[0].advance(name, block)]
@@ -150,19 +149,17 @@ def run_bias_correction(context: Context, config: BiasCorrectionConfig, known: F
     said("bias_correction: %d of %d layers with a bias corrected", corrected, len(items))
 
 
-def correct_block(
-    context: Context, items: dict[nn.Module, Match], known: Floats, name: str, block: nn.Module, stream: Stream
-) -> int:
+def correct_block(context: Context, items: dict[nn.Module, Match], known: Floats, run: BlockRun) -> int:
     """Correct the biases of one block; how many layers."""
-    layers = {key: module for key, module in block.named_modules() if module in known.means and module in items}
-    order = [key for group in find_groups(name, block, stream, layers) for key in group.layers]
-    lowest = distance(name, block, stream, known.answers[name]) if order else 0.0
+    layers = {key: module for key, module in run.block.named_modules() if module in known.means and module in items}
+    order = [key for group in find_groups(run, layers) for key in group.layers]
+    lowest = distance(run, known.answers[run.name]) if order else 0.0
     corrected = 0
     for key in order:
         layer = layers[key]
-        shift = known.means[layer].value - mean_of(name, block, stream, layer)
+        shift = known.means[layer].value - mean_of(run, layer)
         old = correct(context, items[layer], shift)
-        error = distance(name, block, stream, known.answers[name])
+        error = distance(run, known.answers[run.name])
         if error > lowest:
             set_bias(context, items[layer], old)
         else:
@@ -170,16 +167,13 @@ def correct_block(
     return corrected
 
 
-def distance(name: str, block: nn.Module, stream: Stream, wanted: list[torch.Tensor]) -> float:
+def distance(run: BlockRun, wanted: list[torch.Tensor]) -> float:
     """How far the answers of a block are from those of the float model."""
-    total = 0.0
-    for k, rows in enumerate(wanted):
-        output = stream.forward(name, block, k) if name else run_model(block, stream.hidden[k])
-        total += float((some_rows(answer(output)) - rows).square().double().mean())
-    return total
+    errors = (some_rows(answer_of(run, k)) - rows for k, rows in enumerate(wanted))
+    return sum(float(error.square().double().mean()) for error in errors)
 
 
-def mean_of(name: str, block: nn.Module, stream: Stream, layer: nn.Module) -> torch.Tensor:
+def mean_of(run: BlockRun, layer: nn.Module) -> torch.Tensor:
     """The means of one layer of the quantized block; the rest of the block does not run."""
     mean = Mean()
 
@@ -190,9 +184,9 @@ def mean_of(name: str, block: nn.Module, stream: Stream, layer: nn.Module) -> to
 
     hook = layer.register_forward_hook(see)
     try:
-        for k in range(len(stream.hidden)):
+        for k in range(len(run)):
             try:
-                stream.forward(name, block, k)
+                run.forward(k)
             except Enough:
                 continue
     finally:

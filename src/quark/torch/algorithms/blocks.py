@@ -131,6 +131,30 @@ class Stream:
         return Stream([self.hidden[k] for k in samples], calls, self.values)
 
 
+@dataclass(frozen=True)
+class BlockRun:
+    """A block, its name (empty: the model) and what enters it."""
+
+    name: str
+    block: nn.Module
+    stream: Stream
+
+    def __len__(self) -> int:
+        return len(self.stream.hidden)
+
+    def forward(self, k: int) -> Any:
+        """What it returns on sample ``k``; nothing where it is the model."""
+        return self.stream.forward(self.name, self.block, k)
+
+    def arguments(self, k: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What it is called with on sample ``k``."""
+        return self.stream.arguments(self.name, self.block, k)
+
+    def advance(self) -> Stream:
+        """The stream behind it."""
+        return self.stream.advance(self.name, self.block)
+
+
 def first(output: Any) -> Any:
     """The hidden state of what a block returns."""
     return output[0] if isinstance(output, tuple | list) else output

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.torch.algorithms.blocks import Enough, Stream
+from quark.torch.algorithms.blocks import BlockRun, Enough
 from quark.torch.first_input import first_input
+from quark.torch.outputs import answer
 from quark.torch.quantized_layer import QuantLayer
+from quark.torch.structure import run_model
 
 
 @dataclass(frozen=True)
@@ -108,12 +110,17 @@ def read(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return x if quantizer is None else quantizer(x)
 
 
-def find_groups(name: str, block: nn.Module, stream: Stream, layers: dict[str, nn.Module]) -> list[SharedInput]:
+def answer_of(run: BlockRun, k: int) -> torch.Tensor:
+    """What a block answers to sample ``k``."""
+    return answer(run.forward(k) if run.name else run_model(run.block, run.stream.hidden[k]))
+
+
+def find_groups(run: BlockRun, layers: dict[str, nn.Module]) -> list[SharedInput]:
     """Which of ``layers`` read one tensor, in the order in which they are called; layers that no sample reaches are
     in no group."""
     found: dict[tuple[int, int], list[str]] = {}
     seen: set[str] = set()
-    for k in range(len(stream.hidden)):
+    for k in range(len(run)):
         alive: list[torch.Tensor] = []  # so that no address is used twice
 
         def see(layer: str, x: torch.Tensor, k: int = k, alive: list[torch.Tensor] = alive) -> None:
@@ -122,7 +129,7 @@ def find_groups(name: str, block: nn.Module, stream: Stream, layers: dict[str, n
                 alive.append(x)
                 found.setdefault((k, next(i for i, other in enumerate(alive) if same(x, other))), []).append(layer)
 
-        Watch(layers, see, stop=False).run(partial(stream.forward, name, block, k))
+        Watch(layers, see, stop=False).run(partial(run.forward, k))
         if len(seen) == len(layers):
             break
     return [SharedInput(tuple(names)) for names in found.values()]
@@ -138,29 +145,23 @@ def same(x: torch.Tensor, y: torch.Tensor) -> bool:
     return (x.data_ptr(), x.shape, x.stride(), x._version) == (y.data_ptr(), y.shape, y.stride(), y._version)
 
 
-def collect(
-    name: str,
-    block: nn.Module,
-    stream: Stream,
-    groups: list[SharedInput],
-    reference: tuple[nn.Module, Stream] | None = None,
-) -> dict[SharedInput, Sums]:
+def collect(run: BlockRun, groups: list[SharedInput], reference: BlockRun | None = None) -> dict[SharedInput, Sums]:
     """The sums of ``groups``, all in one run of the block per sample.
 
     Args:
-        name, block, stream: the block and what enters it.
+        run: the block and what enters it.
         groups: of which the sums are wanted; experts that no sample reaches are missing in the result.
-        reference: the float block and the stream that enters it.
+        reference: the float block and what enters it.
     """
     sums: dict[SharedInput, Sums] = {}
-    modules = dict(block.named_modules())
+    modules = dict(run.block.named_modules())
     heads = {group.layers[0]: group for group in groups}
-    others = {} if reference is None else dict(reference[0].named_modules())
-    for k in range(len(stream.hidden)):
+    others = {} if reference is None else dict(reference.block.named_modules())
+    for k in range(len(run)):
         clean: dict[str, list[torch.Tensor]] = {head: [] for head in heads}
         if reference is not None:
             watch = Watch({head: others[head] for head in heads}, partial(keep, clean))
-            watch.run(partial(reference[1].forward, name, reference[0], k))
+            watch.run(partial(reference.forward, k))
 
         def see(head: str, x: torch.Tensor, clean: dict[str, list[torch.Tensor]] = clean) -> None:
             if not x.numel():
@@ -172,5 +173,5 @@ def collect(
             usable = partner is not None and partner.shape == x.shape
             sums[heads[head]].add(x, partner if usable else x if reference is not None else None)
 
-        Watch({head: modules[head] for head in heads}, see).run(partial(stream.forward, name, block, k))
+        Watch({head: modules[head] for head in heads}, see).run(partial(run.forward, k))
     return sums

@@ -13,7 +13,7 @@ sample reaches; embeddings.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,9 +27,9 @@ from quark.algorithms.reconstruction import Data, Settings, Trained, TrainedLaye
 from quark.errors import DataError
 from quark.numerics.elements import Int
 from quark.torch.algorithms.answers import some_rows
-from quark.torch.algorithms.blocks import Stream, find_blocks, record
+from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
 from quark.torch.algorithms.context import Context
-from quark.torch.algorithms.inputs import find_groups, read
+from quark.torch.algorithms.inputs import answer_of, find_groups, read
 from quark.torch.algorithms.tune import float_copy
 from quark.torch.algorithms.walk import Again, walk
 from quark.torch.calibration import disabled
@@ -38,9 +38,7 @@ from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
 from quark.torch.first_input import first_input
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
-from quark.torch.outputs import answer
 from quark.torch.quantized_layer import QuantLayer, weight_quantizer
-from quark.torch.structure import run_model
 from quark.torch.structure_channels import axis_of
 
 log = logging.getLogger(__name__)
@@ -49,27 +47,15 @@ Config = AdaRoundConfig | AdaQuantConfig
 
 @dataclass(frozen=True)
 class BlockPair:
-    """A block on its way, and its float copy, with what enters them."""
+    """A block on its way, and its float copy."""
 
-    name: str
-    block: nn.Module
-    stream: Stream
-    reference: nn.Module
-    clean: Stream
-
-    def answers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Rows of what both answer, sample by sample."""
-        for k in range(len(self.stream.hidden)):
-            yield self.rows(self.stream, self.block, k), self.rows(self.clean, self.reference, k)
-
-    def rows(self, stream: Stream, block: nn.Module, k: int) -> torch.Tensor:
-        """Rows of what a block answers to sample ``k`` of a stream."""
-        whole = stream.forward(self.name, block, k) if self.name else run_model(block, stream.hidden[k])
-        return some_rows(answer(whole))
+    own: BlockRun
+    reference: BlockRun
 
     def distance(self) -> float:
-        """The mean squared difference of the answers."""
-        return sum(float((x - y).square().double().mean()) for x, y in self.answers())
+        """The mean squared difference of some rows of their answers."""
+        answers = ([some_rows(answer_of(run, k)) for run in (self.own, self.reference)] for k in range(len(self.own)))
+        return sum(float((x - y).square().double().mean()) for x, y in answers)
 
 
 @torch.no_grad()
@@ -90,12 +76,12 @@ def run_reconstruction(context: Context, config: Config) -> None:
 
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
         nonlocal trained
-        pair = BlockPair(name, block, streams[0], float_copy(block), streams[1])
+        pair = BlockPair(BlockRun(name, block, streams[0]), BlockRun(name, float_copy(block), streams[1]))
         if again is None:
             trained += train_block(context, config, items, pair)
         else:
             again()
-        return [streams[0].advance(name, block), streams[1].advance(name, pair.reference)]
+        return [pair.own.advance(), pair.reference.advance()]
 
     walk(context.store, blocks, [stream, clean], work)
     said = log.info if trained else log.warning
@@ -122,8 +108,8 @@ def integers(item: Match) -> bool:
 
 def train_block(context: Context, config: Config, items: dict[nn.Module, Match], pair: BlockPair) -> int:
     """Train the layers of one block; how many are different now."""
-    layers = {key: module for key, module in pair.block.named_modules() if module in items}
-    order = [key for group in find_groups(pair.name, pair.block, pair.stream, layers) for key in group.layers]
+    layers = {key: module for key, module in pair.own.block.named_modules() if module in items}
+    order = [key for group in find_groups(pair.own, layers) for key in group.layers]
     if not order:
         return 0
     before, old = pair.distance(), {key: layers[key]._parameters["weight"].detach() for key in order}
@@ -132,13 +118,13 @@ def train_block(context: Context, config: Config, items: dict[nn.Module, Match],
         return sum(result.kept for result in results.values())
     for key, weight in old.items():
         context.undo.set_parameter(layers[key], "weight", weight)
-    log.warning("%s: %s keeps the nearest values: its answers got no better", config.name, pair.name or "the model")
+    log.warning("%s: %s keeps the nearest values: its answers got no better", config.name, pair.own.name or "the model")
     return 0
 
 
 def data_of(pair: BlockPair, key: str) -> Data:
     """What the layer called ``key`` multiplies, what its float copy does, and what that makes of it; of all calls."""
-    layer, reference = pair.block.get_submodule(key), pair.reference.get_submodule(key)
+    layer, reference = (run.block.get_submodule(key) for run in (pair.own, pair.reference))
     inputs, float_inputs, targets = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
 
     def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -148,13 +134,13 @@ def data_of(pair: BlockPair, key: str) -> Data:
         float_inputs.append(array(first_input(module, args, kwargs)))
         targets.append(array(output))
 
-    for block, stream, hook in (
-        (pair.block, pair.stream, layer.register_forward_pre_hook(see, with_kwargs=True)),
-        (pair.reference, pair.clean, reference.register_forward_hook(see_float, with_kwargs=True)),
+    for run, hook in (
+        (pair.own, layer.register_forward_pre_hook(see, with_kwargs=True)),
+        (pair.reference, reference.register_forward_hook(see_float, with_kwargs=True)),
     ):
         try:
-            for k in range(len(stream.hidden)):
-                stream.forward(pair.name, block, k)
+            for k in range(len(run)):
+                run.forward(k)
         finally:
             hook.remove()
     return Data(inputs, float_inputs, targets)

@@ -22,7 +22,7 @@ from torch import nn
 
 from quark.algorithms.columns import Columns
 from quark.errors import ConfigError, unknown
-from quark.torch.algorithms.blocks import Stream, find_blocks, record
+from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, float_weights, matrix, set_matrix
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.inputs import SharedInput, Sums, collect, find_groups
@@ -85,35 +85,30 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
     streams = [stream, Stream(list(stream.hidden), dict(stream.calls))] if paired else [stream]
 
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
-        copies = [float_copy(block)] if paired else []
+        modules = [block, *([float_copy(block)] if paired else [])]
+        runs = [BlockRun(name, module, stream) for module, stream in zip(modules, streams, strict=True)]
         if again is None:
-            tune_block(context, rounder, inside, name, block, streams[0], (copies[0], streams[1]) if paired else None)
+            tune_block(context, rounder, inside, *runs)
         else:
             again()
-        return [one.advance(name, module) for one, module in zip(streams, [block, *copies], strict=True)]
+        return [one.advance() for one in runs]
 
     with float_weights(context), bars() as update:
         walk(context.store, blocks, streams, work, partial(update, "tune"))
 
 
 def tune_block(
-    context: Context,
-    rounder: Rounder,
-    inside: list[str],
-    name: str,
-    block: nn.Module,
-    stream: Stream,
-    reference: tuple[nn.Module, Stream] | None,
+    context: Context, rounder: Rounder, inside: list[str], run: BlockRun, reference: BlockRun | None = None
 ) -> None:
     """Round the weights of one block."""
-    items = context.layers()
-    layers = {key: module for key, module in block.named_modules() if module in items and wanted(key, inside)}
-    groups = find_groups(name, block, stream, layers)
+    items, name = context.layers(), run.name
+    layers = {key: module for key, module in run.block.named_modules() if module in items and wanted(key, inside)}
+    groups = find_groups(run, layers)
     reached = {layer for group in groups for layer in group.layers}
     if unreached := sorted(set(layers) - reached):
         log.warning("no sample reached %s in %r; their weights are rounded to nearest", ", ".join(unreached), name)
     for batch in batches(groups, inside, whole=not name):
-        for group, sums in collect(name, block, stream, batch, reference).items():
+        for group, sums in collect(run, batch, reference).items():
             rounding = rounder(sums)
             for layer in group.layers:
                 round_layer(context, items[layers[layer]], rounding, sums)
