@@ -6,6 +6,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +27,7 @@ MODULES = {
 BESIDE = {"huggingface-hub", "onnxruntime-genai"}
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     """Every module by its name; packages by theirs."""
     files = SOURCE.rglob("*.py")
@@ -60,3 +62,22 @@ def test_every_dependency_is_imported() -> None:
     used = {name.partition(".")[0] for tree in modules().values() for name in mentioned(tree)}
     idle = [name for name in wanted - BESIDE if MODULES.get(name, name.replace("-", "_")) not in used]
     assert not idle, f"nothing imports {idle}"
+
+
+def test_every_function_is_called() -> None:
+    """A function that only tests call belongs beside them; what they then check is what nobody runs."""
+    trees = modules()
+    called = {"register_pass", "unregister_pass"}  # by users: docs/passes.md
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name | ast.Attribute):
+                called.add(node.id if isinstance(node, ast.Name) else node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                called.update(re.findall(r"\w+", node.value if len(node.value) < 60 else ""))
+    idle = {
+        f"{name}.{node.name}"
+        for name, tree in trees.items()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list and node.name not in called
+    }
+    assert not {one for one in idle if not one.rpartition(".")[2].startswith("__")}

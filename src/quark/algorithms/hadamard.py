@@ -115,21 +115,6 @@ def rotation(size: int, block: int | None = None, seed: int | None = None) -> Ro
     return Rotation(size, orders or (), signs)
 
 
-def hadamard(order: int) -> np.ndarray:
-    """A Hadamard matrix, entries ±1 (int8), of an order that a construction reaches.
-
-    Raises:
-        ConfigError: none does.
-    """
-    found = factors(order)
-    if found is None:
-        raise ConfigError(f"no construction of a Hadamard matrix of order {order} is known here")
-    out = np.ones((1, 1), np.int8)
-    for part in found:
-        out = np.kron(out, kernel(part))
-    return out
-
-
 @cache
 def factors(order: int) -> tuple[int, ...] | None:
     """Orders of constructed matrices whose product is ``order``; None if there are none."""
