@@ -162,13 +162,13 @@ def _recipe(found: Outcome, request: Auto) -> str:
 
 def trial_table(found: Outcome) -> Table:
     """Every trial with its figures."""
-    rows = tuple(_row(one, one is found.winner, found.target.metric) for one in found.trials)
+    rows = tuple(_row(one, one is found.winner) for one in found.trials)
     late = [name for name, why in found.untried if why == LATE]
     note = "* the winner" + (f". No time for: {', '.join(late)}" if late else "")
     return Table("Trials", ("configuration", found.target.metric, "size", "within", "mends"), rows, note)
 
 
-def _row(trial: Trial, won: bool, metric: str) -> tuple[str, ...]:
+def _row(trial: Trial, won: bool) -> tuple[str, ...]:
     give = "" if math.isnan(trial.chance) else f" ± {trial.chance:.2g}"
     said = trial.error or f"{trial.value:.6g}{give}"
     name = f"* {trial.name}" if won else trial.name

@@ -122,7 +122,7 @@ def _samples(reader: Any, job: Job, prepared: Prepared, opened: Opened) -> Any:
 def _settled(model: ir.Model, plan: Plan, job: Job, bodies: Made) -> Plan:
     """The plan, with the decisions that were given in the place of its own; told, and not empty."""
     plan = follow(model, plan, job)
-    _refuse_nothing(model, plan, bodies)
+    _refuse_nothing(plan, bodies)
     tell_decisions(plan, job.options)
     return plan
 
@@ -225,7 +225,7 @@ def _exact_lstms(model: ir.Model, plan: Plan, job: Job, reader: Any) -> list[Pas
     return keep_exact(model, plan, samples_of(model, job.options, reader) if given else None, job.options)
 
 
-def _refuse_nothing(model: ir.Model, plan: Plan, bodies: Made) -> None:
+def _refuse_nothing(plan: Plan, bodies: Made) -> None:
     if any(node.reason in (FASTER, TUNED) for node in plan.nodes.values()) and not plan.tensors:
         _log.warning("the model stays float: every layer is faster so on CPUs (FloatWhereFaster=False quantizes)")
     elif not plan.tensors and not bodies.bodies:

@@ -41,7 +41,7 @@ def run(model: ir.Model, to: To = "float16", keep_io_types: Keep = False) -> Pas
         return PassReport("float32_to_half", refused=(f"the model is quantized already, at {label(found[0])}",))
     kind, names = TYPES[to], Names(model)
     fired = _keep_ends(model, kind, names) if keep_io_types else 0
-    held = _float_operands(model, names, kind)
+    held = _float_operands(model, names)
     for graph in model.graphs():
         for value in list(graph.initializers.values()):
             if value not in held and value.const_value is not None and value.dtype == FLOAT:
@@ -95,7 +95,7 @@ def _keep_ends(model: ir.Model, kind: ir.DataType, names: Names) -> int:
     return fired
 
 
-def _float_operands(model: ir.Model, names: Names, kind: ir.DataType) -> set[ir.Value]:
+def _float_operands(model: ir.Model, names: Names) -> set[ir.Value]:
     """Values that stay float32 because an operator takes nothing else; what others read too is copied or cast."""
     held: set[ir.Value] = set()
     for node in list(all_nodes(model)):

@@ -56,7 +56,7 @@ class Writer:
         self.model.graph.insert_before(before, node)
         return output
 
-    def activation(self, value: ir.Value, reader: ir.Node) -> Triple:
+    def activation(self, value: ir.Value) -> Triple:
         """Codes, scale and zero point of an activation, made once."""
         name = value.name or ""
         if name not in self.activations:
@@ -111,11 +111,11 @@ def emit_dynamic(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
 
 def _matmul(writer: Writer, node: ir.Node) -> None:
     data, second = operand(node, 0), operand(node, 1)
-    codes, scale, zero_point = writer.activation(data, node)
+    codes, scale, zero_point = writer.activation(data)
     if (second.name or "") in writer.plan.tensors and writer.plan.tensors[second.name or ""].role == "weight":
         others = writer.weight(second), _scale(writer, second), writer.zero_point(second.name or "")
     else:
-        others = writer.activation(second, node)
+        others = writer.activation(second)
     _product(writer, node, "MatMulInteger", (codes, scale, zero_point), others, None)
 
 
@@ -128,7 +128,7 @@ def _gemm(writer: Writer, node: ir.Node) -> None:
     values = constant_array(bias)
     if values is not None and beta != 1.0:
         bias = writer.constant((values * beta).astype(values.dtype), f"{node.name}_bias")
-    _product(writer, node, "MatMulInteger", writer.activation(data, node), others, bias)
+    _product(writer, node, "MatMulInteger", writer.activation(data), others, bias)
 
 
 def _conv(writer: Writer, node: ir.Node) -> None:
@@ -138,7 +138,7 @@ def _conv(writer: Writer, node: ir.Node) -> None:
     values = constant_array(bias)
     if values is not None:
         bias = writer.constant(values.reshape(channels), f"{node.name}_bias")
-    _product(writer, node, "ConvInteger", writer.activation(data, node), others, bias, kept_attributes(node))
+    _product(writer, node, "ConvInteger", writer.activation(data), others, bias, kept_attributes(node))
 
 
 def _scale(writer: Writer, weight: ir.Value, factor: float = 1.0, shape: tuple[int, ...] | None = None) -> ir.Value:

@@ -29,7 +29,7 @@ def isolated_nodes(chosen: Iterable[ir.Node]) -> set[ir.Node]:
         group = _connected(next(iter(left)), members)
         for node in group:
             left.pop(node, None)
-        if all(_cheap(node) and _inland(node, members) for node in group):
+        if all(_cheap(node) and _inland(node) for node in group):
             found |= group
     return found
 
@@ -56,7 +56,7 @@ def _cheap(node: ir.Node) -> bool:
     return rule is not None and rule.weight is None
 
 
-def _inland(node: ir.Node, members: set[ir.Node]) -> bool:
+def _inland(node: ir.Node) -> bool:
     """Whether neither an input nor an output of the graph (nor another graph) is reached from the node."""
     inputs = [value for value in node.inputs if value is not None and slots.is_float(value) and not is_constant(value)]
     fed = bool(inputs) and all(value.producer() is not None for value in inputs)

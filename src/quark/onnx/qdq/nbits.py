@@ -141,13 +141,20 @@ def _write(model: ir.Model, names: Names, plan: Plan, weight: ir.Value, nbits: N
     blocks = _blocks(values if rows else values.T, nbits, plan.tensors[weight.name or ""])
     if not np.isfinite(blocks.scales).all():
         raise ModelError(f"the constant {weight.name!r} holds NaN or infinity; such a weight cannot be quantized")
-    tensor, shape = plan.tensors[weight.name or ""], source.shape.numpy()
+    tensor = plan.tensors[weight.name or ""]
     del values
     let_go(source)
     middle = np.full(blocks.scales.shape, 1 << (nbits.Bits - 1), np.uint8)
     points = middle if blocks.zero_points is None else blocks.zero_points
     plan.put(replace(tensor, scale=blocks.scales, zero_point=points))
-    return _initializers(model, names, f"{weight.name}", blocks, nbits, weight, shape[1] if rows else shape[0])
+
+    def add(array: np.ndarray, label: str) -> ir.Value:
+        return add_initializer(model.graph, array, names.fresh(f"{weight.name}_{label}"))
+
+    half = weight.dtype == ir.DataType.FLOAT16
+    scales, zeros = add(blocks.scales.astype(np.float16 if half else np.float32), "scales"), blocks.zero_points
+    kept = None if zeros is None else add(np.asarray(pack(zeros, nbits.Bits)), "zero_points")
+    return add(np.asarray(pack(blocks.codes, nbits.Bits)), f"Q{nbits.Bits}"), scales, kept
 
 
 def _blocks(values: np.ndarray, nbits: NBits, tensor: TensorPlan) -> WeightGroups:
@@ -156,20 +163,6 @@ def _blocks(values: np.ndarray, nbits: NBits, tensor: TensorPlan) -> WeightGroup
         return ALGORITHMS[nbits.Algorithm].run(values, nbits)
     codes = on_grid(values, nbits, tensor.scale, tensor.zero_point)
     return WeightGroups(codes, tensor.scale, None if nbits.Symmetric else tensor.zero_point.astype(np.uint8))
-
-
-def _initializers(
-    model: ir.Model, names: Names, name: str, blocks: WeightGroups, nbits: NBits, weight: ir.Value, columns: int
-) -> Written:
-    def add(array: np.ndarray, label: str) -> ir.Value:
-        return add_initializer(model.graph, array, names.fresh(f"{name}_{label}"))
-
-    half = weight.dtype == ir.DataType.FLOAT16
-    scales = add(blocks.scales.astype(np.float16 if half else np.float32), "scales")
-    points = (
-        None if blocks.zero_points is None else add(np.asarray(pack(blocks.zero_points, nbits.Bits)), "zero_points")
-    )
-    return add(np.asarray(pack(blocks.codes, nbits.Bits)), f"Q{nbits.Bits}"), scales, points
 
 
 def _product(model: ir.Model, names: Names, node: ir.Node, written: Written, nbits: NBits) -> None:

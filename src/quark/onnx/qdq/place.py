@@ -93,7 +93,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     _carry_outputs(placement)
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output == "same":
-            _pass_through(node, rule, layer, placement)
+            _pass_through(node, layer, placement)
     recurrent.store_weights(model, placement.plan, job, decisions, _suits_cpu(job, job.options.DynamicLSTM))
     left = placement.shaping | placement.decoding | placement.masking
     tables.store_tables(model, placement.plan, job, decisions, left)
@@ -413,7 +413,7 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
 # ---- layout operators and outputs ------------------------------------------------------------------------------------
 
 
-def _pass_through(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Placement) -> None:
+def _pass_through(node: ir.Node, layer: LayerSpec, placement: Placement) -> None:
     """A layout operator takes part when its input does (or when forced); its outputs share the input's parameters."""
     plan, name = placement.plan, node.name or ""
     source = node.inputs[0]

@@ -196,7 +196,7 @@ def turn_residual(context: Context, turns: Turns, part: str) -> None:
         fuse_norm(context, group, modules)
     for name in (name for group in groups for name in (*group.linears, *group.others)):
         set_weight(context, modules[name], turn.apply(out_in(modules[name])))
-    for module in writers(modules, turns, part, set(every), size):
+    for module in writers(modules, part, set(every), size):
         turn_rows(context, module, turn)
     for name, module in modules.items():
         if isinstance(module, nn.Embedding) and module.embedding_dim == size and turns.of(name) == part:
@@ -231,9 +231,7 @@ def fuse_norm(context: Context, group: NormGroup, modules: dict[str, nn.Module])
     context.undo.set_parameter(norm, "weight", torch.full_like(scale, 1 - group.offset))
 
 
-def writers(
-    modules: dict[str, nn.Module], turns: Turns, part: str, readers: set[str], size: int
-) -> Iterable[nn.Module]:
+def writers(modules: dict[str, nn.Module], part: str, readers: set[str], size: int) -> Iterable[nn.Module]:
     """The linear layers of a block that read no norm and write vectors of ``size``: those behind attention and
     feed-forward parts. That they are the right ones is proved by the model's answer."""
     for name, module in modules.items():

@@ -277,7 +277,7 @@ def compressed_items(
 def layer_item(name: str, layer: QuantLayer, scheme: Any, format: Any, casts: dict[str, float]) -> Item:
     """The tensors of one layer; ``casts`` gets how far a cast to the layer's type moves its scales."""
 
-    def make(values: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    def make() -> dict[str, torch.Tensor]:
         from compressed_tensors.compressors import BaseCompressor
 
         compressor: Any = BaseCompressor.get_value_from_registry(format.value)

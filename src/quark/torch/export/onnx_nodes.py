@@ -197,7 +197,7 @@ def dynamic(nodes: Nodes, part: FakeQuantize, x: str) -> str:
     if spec.scale_rule != "float32" or not isinstance(row, Int | Float):
         refuse(nodes.name, f"dynamic scales of the rule {spec.scale_rule!r} are not written")
     x, shape = grouped(nodes, x, granularity)
-    axes = reduced(nodes, granularity, x)
+    axes = reduced(nodes, granularity)
     high = nodes.op("Max", [nodes.op("ReduceMax", [x, *axes], keepdims=1), number(nodes, "zero", 0.0)])
     low = nodes.op("Min", [nodes.op("ReduceMin", [x, *axes], keepdims=1), number(nodes, "zero", 0.0)])
     grid = part.stage.grid
@@ -248,7 +248,7 @@ def grouped(nodes: Nodes, x: str, granularity: Any) -> tuple[str, str | None]:
     return nodes.op("Reshape", [x, nodes.op("Concat", [front, blocks], axis=0)]), shape
 
 
-def reduced(nodes: Nodes, granularity: Any, x: str) -> list[str]:
+def reduced(nodes: Nodes, granularity: Any) -> list[str]:
     """The axes that share a scale, as an input; nothing means all."""
     if isinstance(granularity, Tensor):
         return []
