@@ -84,7 +84,9 @@ def examples(shared: Path) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches for scales of channels try little, where a test does not depend on how much is tried."""
+    """Searches for scales and clips try little, where a test does not depend on how much is tried."""
     channels = pytest.importorskip("quark.torch.algorithms.channels")
     monkeypatch.setattr(channels, "FACTORS", ((0.8, 1.25),))
     monkeypatch.setattr(channels, "CHANNELS", 8)
+    monkeypatch.setattr("quark.algorithms.awq.FINER", 0)
+    monkeypatch.setattr("quark.algorithms.awq.CLIPS", 2)

@@ -65,6 +65,18 @@ def sentence(capture: Capture) -> str:
     return errors[0]
 
 
+def test_generated_samples_may_stand_beside_real_ones_to_judge_by(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were refused, as if --data had been given, after all the work; so were paths that do not exist."""
+    judged = ["--eval-data", str(folder / "samples.npz")]
+    assert quantize(folder, "--random", *judged, "--json", output="judged.onnx") == 0
+    assert object_on(capsys)["checked_samples"] == 8
+    monkeypatch.setattr("quark.cli.quantization.ModelQuantizer.run", pytest.fail)
+    assert quantize(folder, "--random", "--eval-data", "none.npz", output="late.onnx") == 1
+    assert sentence(capsys).startswith("error: --eval-data 'none.npz' does not exist")
+
+
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 

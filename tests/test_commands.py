@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.main import get_command
 
@@ -185,28 +188,76 @@ def test_a_wrong_node_is_told_by_its_flag(tmp_path: Path, capsys: Capture) -> No
     assert capsys.readouterr().err.startswith("error: --exclude Conv_5: no such node.")
 
 
-WRONG = {
-    "--exclude": ("plan", []),
-    "--layout": ("plan", []),
-    "--for": ("plan", []),
-    "--algorithm": ("quantize", ["--random"]),
-    "--config": ("plan", []),
-    "--budget": ("search", ["--random", "--target", "sqnr>=9", "-c", "A8W8"]),
-    "--target": ("search", ["--random", "-c", "A8W8"]),
-    "--backend": ("search", ["--random", "--target", "sqnr>=9", "-c", "A8W8"]),
-    "--fail-under": ("quantize", ["--random"]),
-    "--data": ("quantize", ["--random"]),
-    "--limit": ("search", ["--random", "--target", "sqnr>=9", "-c", "A8W8"]),
+#: A line of each command that takes texts; it works but for the option under test.
+LINES = (
+    "onnx quantize model.onnx -o out.onnx --data data.npz",
+    "onnx plan model.onnx",
+    "onnx sensitivity model.onnx --data data.npz",
+    "onnx search model.onnx -o out.yaml --data data.npz --target sqnr>=9 -c A8W8",
+    "onnx compare model.onnx model.onnx --data data.npz",
+    "onnx transform model.onnx -o out.onnx --config xint8",
+    "auto model.onnx -o out.onnx --data data.npz",
+    "auto llama -o out --data ids.npz",
+    "torch quantize llama -o out --scheme int8_wo_per_channel",
+    "torch plan llama --scheme int8_wo_per_channel",
+    "torch explain llama lm_head --scheme int8_wo_per_channel",
+    "torch quantize-files llama -o out --scheme int8_wo_per_channel",
+    "torch sensitivity llama -c int8_wo_per_channel --data ids.npz",
+    "torch search llama -o out.yaml -c int8_wo_per_channel --data ids.npz --target kl<=1",
+    "torch evaluate llama --data ids.npz",
+    "torch convert llama -o out",
+    "torch formats",
+    "presets",
+)
+#: Option -> wrong values, where there are others than ``nonsense``.
+WRONG: dict[str, tuple[str, ...]] = {
+    "--fail-under": ("7", "nonsense=7"),
+    "--layer": ("nonsense", "*=nonsense", "nonsense=int8"),
+    "--set": ("nonsense", "Nonsense=1", "CalibMovingAverage=nonsense", "OpTypesToQuantize=[Nonsense]"),
+    "--target": ("nonsense", "nonsense>=1", "sqnr>=nonsense"),
+    "--algorithm": ("nonsense", "nonsense.py:nonsense"),
+    "--metric": ("nonsense", "nonsense.py:nonsense"),
+    "--candidate": ("nonsense", "A8W8+nonsense", "int8+nonsense"),
 }
+#: Options that any text may follow, and those of pictures, which these models have not.
+ANY = {"--output", "--plan", "--report", "--ledger", "--mean", "--std", "--size", "--resize"}
 
 
-@pytest.mark.parametrize("flag", WRONG)
-def test_a_wrong_value_is_told_by_its_flag(flag: str, tmp_path: Path, capsys: Capture) -> None:
-    """Nobody who typed a flag reads of fields of a configuration that is written in Python."""
+def mistakes() -> Iterator[tuple[str, str, str]]:
+    """A line, an option of its command that takes a text, and a text that it cannot take."""
+    for line in LINES:
+        command: Any = PROGRAM
+        for word in line.split():
+            command = getattr(command, "commands", {}).get(word, command)
+        for option in options_of(command):
+            name = option.opts[0]
+            if name not in ANY and re.search("str|Path", option.bare_type()):
+                yield from ((line, name, wrong) for wrong in WRONG.get(name, ("nonsense",)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of each kind, and ids of tokens."""
     from quark.demo.data import model_path
 
-    name, more = WRONG[flag]
-    output = [] if name == "plan" else ["-o", str(tmp_path / "out.yaml")]
-    assert main(["onnx", name, str(model_path()), *output, *more, flag, "7"]) == 1
-    said = capsys.readouterr().err.partition("error: ")[2]
-    assert flag in said and not re.search(r"nodes_to_exclude|extra_options|dataloader|data_reader|unknown target", said)
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("mistakes")
+    shutil.copy(model_path(), folder / "model.onnx")
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=16, **sizes)).save_pretrained(folder / "llama")
+    np.savez(folder / "ids.npz", input_ids=np.ones((2, 8), np.int64))
+    np.savez(folder / "data.npz", image=np.zeros((2, 1, 32, 32), np.float32))
+    return folder
+
+
+@pytest.mark.parametrize(("line", "option", "wrong"), [*mistakes()])
+def test_a_wrong_value_is_told_by_its_flag(
+    line: str, option: str, wrong: str, folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody who typed an option reads of a field of a configuration that is written in Python."""
+    monkeypatch.chdir(folder)
+    assert main([*line.split(), option, wrong]) in (1, 2)
+    said = capsys.readouterr().err.rpartition("error: ")[2].splitlines()
+    first = " ".join(said) if said[0].startswith("Usage") else said[0]
+    assert option in first
+    assert not re.search(r"nodes_to_exclude|extra_options|layer_quant_config|dataloader|data_reader", first)

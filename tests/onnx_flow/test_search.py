@@ -323,8 +323,8 @@ def test_other_mistakes_are_told_before_the_work(path: Path) -> None:
     start = time.perf_counter()
     for arguments, words in (
         ({"target": "sqnr>=9", "budget": "sise"}, "Did you mean 'size'"),
-        ({}, "either a target"),
-        ({"target": "sqnr>=9", "limit": 3.0}, "either a target"),
+        ({}, "give a target such as 'sqnr>=30'"),
+        ({"target": "sqnr>=9", "limit": 3.0}, "budget, not both"),
         ({"target": "perplexity<=9"}, "unknown metric"),
         ({"target": "f>=9", "metric": "none.py:f"}, "none.py:f"),
     ):

@@ -50,7 +50,7 @@ def test_a_pass_whose_switch_is_false_does_not_run() -> None:
         ({"passs": {"fold_batch_norm": None}}, "unknown key 'passs'.* Did you mean 'passes'"),
         ({"passes": ["fold_relu"], "preprocess_passes": ["fold_relu"]}, "not both"),
         ({"passes": ["fold_relu"], "input_model_config": {"model_type": "pytorch"}}, "only onnx"),
-        ("xint9", "there is no file 'xint9'.* Did you mean 'xint8'"),
+        ("xint9", "'xint9' is neither a file nor a template. Did you mean 'xint8'"),
     ],
 )
 def test_a_wrong_configuration_is_refused_before_anything_runs(config: object, message: str) -> None:

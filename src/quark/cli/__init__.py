@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 from quark.errors import QuarkError
@@ -28,15 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with rare_collections(), _silence() if "--json" in given else nullcontext():
             _commands()(args=words_given, prog_name="quark")
     except QuarkError as error:
-        from quark.cli.guidance import sentence, words
+        from quark.cli.guidance import sentence, typed, words
 
-        print(f"error: {sentence(error)}", *words(error, verbose), sep="\n", file=sys.stderr)
+        said = sentence(error, typed(_commands(), words_given))
+        print(f"error: {said}", *words(error, verbose, said), sep="\n", file=sys.stderr)
         return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
 
 
+@cache
 def _commands() -> Callable[..., Any]:
     """All commands; their modules are imported now."""
     from typer.main import get_command

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+from quark.cli.sections import options_of
 from quark.errors import ConfigError, DataError, ModelError, ModelNotFoundError, OutputError, QuarkError
 
 #: Module that refused, or a module above it -> page; the first row that fits counts.
@@ -46,7 +49,14 @@ BY_PLACE: tuple[tuple[str, str], ...] = (
     ("quark.torch.config", "docs/torch/configuration.md"),
     ("quark.torch", "docs/torch/strategies.md"),
     ("quark.cli.torch", "docs/torch/cli.md"),
+    ("quark.cli", "docs/cli.md"),
 )
+#: Option that the sentence begins with -> page, wherever it was raised.
+BY_FLAG: dict[str, str] = {
+    "--algorithm": "docs/choose.md#algorithms",
+    "--preset": "docs/choose.md#presets",
+    "--set": "docs/options.md",
+}
 #: Kind of error -> page, wherever it was raised.
 FIRST: dict[type[QuarkError], str] = {
     OutputError: "docs/faq.md#nothing-is-overwritten",
@@ -59,7 +69,8 @@ BY_KIND: dict[type[QuarkError], str] = {
     ModelError: "docs/faq.md#the-model-is-refused",
     QuarkError: "docs/faq.md",
 }
-#: What a message says to a program -> what it says on the command line, where a field is a flag.
+#: What a message says to a program -> what it says on the command line. ``named`` does the same wherever a message
+#: quotes what was typed.
 FLAGS: tuple[tuple[str, str], ...] = (
     (
         r"^nodes_to_exclude: the (?:node name|pattern) '(.+?)' matches no node of the model\.(.*)$",
@@ -70,27 +81,31 @@ FLAGS: tuple[tuple[str, str], ...] = (
         r"dataloader is None: give one, or use is_dynamic=True",
         "there are none: add `--data text.txt`, or choose a scheme with dynamic activations, such as ptpc_fp8",
     ),
+    (r" \(field extra_options\)", ""),
     (r"\bextra_options\b", "--set"),
-    (r"^unknown target ", "unknown --layout "),
-    (r"^unknown budget ", "unknown --budget "),
-    (r"^give either a target such as (.+) or a limit of the budget$", r"give either --target \1 or --limit, not both"),
+    (r"^the option (\w+) ", r"--set \1 "),
+    (r"^give a target such as (.+) or a limit of the budget", r"give --target \1 or --limit"),
 )
 DETAILS = "add --verbose for details"
 
 
 def place(error: BaseException) -> tuple[str, str, int]:
-    """Module, function and line of this package that raised; empty names where none did."""
+    """Module, function and line of this package that raised, or had a name checked; empty where none did."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    ours = [frame for frame in frames if frame.f_globals.get("__name__", "").split(".")[0] == "quark"]
+    names = [(frame.f_globals.get("__name__", ""), frame) for frame in frames]
+    ours = [frame for name, frame in names if name.split(".")[0] == "quark" and name != "quark.errors"]
     if not ours:
         return "", "", 0
     return ours[-1].f_globals["__name__"], ours[-1].f_code.co_name, ours[-1].f_lineno
 
 
-def page_of(error: QuarkError) -> str:
-    """The page that says more about an error."""
+def page_of(error: QuarkError, said: str = "") -> str:
+    """The page that says more about an error, which the command line tells as ``said``."""
     if type(error) in FIRST:
         return FIRST[type(error)]
+    flag = re.match(r"(?:unknown )?(--[\w-]+)", said)
+    if flag and flag[1] in BY_FLAG:
+        return BY_FLAG[flag[1]]
     module = place(error)[0]
     for above, page in BY_PLACE:
         if module.startswith(above):
@@ -98,20 +113,64 @@ def page_of(error: QuarkError) -> str:
     return next(BY_KIND[kind] for kind in type(error).__mro__ if kind in BY_KIND)
 
 
-def sentence(error: QuarkError) -> str:
-    """The message of an error with flags in the place of fields."""
+def sentence(error: QuarkError, given: Iterable[tuple[str, str]] = ()) -> str:
+    """The message of an error with flags in the place of fields.
+
+    Args:
+        error: what was raised.
+        given: the options that were typed, and their values.
+    """
     said = str(error)
     for pattern, flag in FLAGS:
         said = re.sub(pattern, flag, said)
+    return named(said, given)
+
+
+def named(said: str, given: Iterable[tuple[str, str]]) -> str:
+    """A message with the option whose value it quotes, where it names no option before.
+
+    ``unknown preset 'A8W9'`` after ``--preset A8W9`` becomes ``unknown --preset 'A8W9'``, and ``'int9' is no scheme``
+    after ``--layer *=int9`` becomes ``--layer '*=int9': 'int9' is no scheme``.
+    """
+    for flag, value in given:
+        wholes = (value, str(Path(value)), str(Path(value).absolute()))
+        for part in filter(None, (*wholes, *re.split(r"[=+:]", value))):
+            before, quoted, after = said.partition(repr(part))
+            if said.startswith(f"{part}: "):
+                return f"{flag} {said}"
+            if not quoted or "--" in before:
+                continue
+            noun = re.fullmatch(r"(unknown |)(?:[\w ]+:? )?", before)
+            if part in wholes and noun:
+                return f"{noun[1]}{flag} {quoted}{after}"
+            return f"{flag} {value!r}: {re.sub(r'^[a-z_]+: ', '', said)}"
     return said
 
 
-def words(error: QuarkError, verbose: bool) -> Sequence[str]:
-    """The lines under the sentence of an error."""
+def typed(program: Any, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The options that were typed with a value, by their first spelling, and the value.
+
+    Args:
+        program: the command line.
+        arguments: the words behind its name.
+    """
+    command = program
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word, command)
+    names = {word: one.opts[0] for one in options_of(command) if not one.is_flag for word in one.opts}
+    for word, following in zip(arguments, (*arguments[1:], ""), strict=True):
+        flag, equals, value = word.partition("=")
+        if flag in names:
+            yield names[flag], value if equals else following
+
+
+def words(error: QuarkError, verbose: bool, said: str = "") -> Sequence[str]:
+    """The lines under the sentence ``said`` of an error."""
+    page = page_of(error, said)
     if not verbose:
-        return [f"see {page_of(error)}; {DETAILS}"]
+        return [f"see {page}; {DETAILS}"]
     module, function, line = place(error)
-    lines = [f"see {page_of(error)}", f"kind: {type(error).__name__}", f"raised by: {module}.{function}, line {line}"]
+    lines = [f"see {page}", f"kind: {type(error).__name__}", f"raised by: {module}.{function}, line {line}"]
     lines += [f"caused by: {type(one).__name__}: {' '.join(str(one).split())}" for one in _causes(error)]
     return [*lines, "`quark doctor` prints the versions that a report of a defect needs"]
 

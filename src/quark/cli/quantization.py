@@ -108,8 +108,10 @@ def run(request: Quantize) -> None:
     given, pictures = request.given_plan(), _preprocessing(request.source)
     typed = vars(request.source) | {"output": request.output}
     beside = {output.path.name: output for output in preprocessing_beside(typed)}
+    judged = _judged(request)
     samples = _feeds(request, config, settings)
-    measured = (samples is not None or request.eval_data is not None) and (request.check or report is not None)
+    shown = samples if judged is None else judged
+    measured = shown is not None and (request.check or report is not None)
     demands.check_met(measured)
     start = time.perf_counter()
     with drafts(_outputs(request) | beside) as paths:
@@ -120,7 +122,9 @@ def run(request: Quantize) -> None:
             raise DataError(WANTED) from error
         seconds = time.perf_counter() - start
         result.plan.preprocessing = None if pictures is None else pictures.to_dict()
-        done = _check(written, samples, report is not None, settings.get("UserCustomOpLibPath")) if measured else None
+        libraries = settings.get("UserCustomOpLibPath")
+        files = request.model, written.output
+        done = check_of(*files, shown, report is not None, libraries) if measured else None
         verdict = _verdict(written, request.output, settings, result, done, samples)
         if request.plan:
             write_text(result.plan.to_json(), paths["plan"])
@@ -199,10 +203,10 @@ def _verdict(
 
 def _where(request: Quantize, check: Check | None) -> str:
     count = check.comparison.samples if check else 0
-    if request.source.random:
-        return "on generated data, which says little about real data"
     if request.eval_data is not None:
         return f"on {count} samples of --eval-data"
+    if request.source.random:
+        return "on generated data, which says little about real data"
     return f"measured on {count} of the calibration samples; --eval-data gives others"
 
 
@@ -242,12 +246,12 @@ def _feeds(request: Quantize, config: Config, settings: Mapping[str, Any]) -> An
     return [found[place] for place in half]
 
 
-def _check(request: Quantize, samples: Any, layers: bool, libraries: Libraries) -> Check:
-    """Run both models on the first samples, of ``--eval-data`` where it is given."""
-    if request.eval_data is not None:
-        judged = replace(request.source, data=request.eval_data, samples=None)
-        samples = feeds(request.model, judged, judged_on=request.source.data)
-    return check_of(request.model, request.output, samples, layers, libraries)
+def _judged(request: Quantize) -> Any:
+    """The samples of ``--eval-data``, found before the work begins; None without it."""
+    if request.eval_data is None:
+        return None
+    source = replace(request.source, data=request.eval_data, random=False, samples=None)
+    return feeds(request.model, source, judged_on=request.source.data)
 
 
 def check_of(first: Path, second: Path, samples: Iterable[Feed], layers: bool, libraries: Libraries) -> Check:

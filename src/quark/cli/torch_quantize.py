@@ -358,6 +358,7 @@ def run_convert(request: Converted) -> None:
     from quark.torch.files.foreign import convert
     from quark.torch.files.prequantized import method_of
 
+    check_folder(request.model)
     if request.scheme is not None:
         run_files(request)
         return

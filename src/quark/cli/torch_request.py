@@ -298,6 +298,10 @@ class RankLayers(TriedLayers):
     report: ChartReport = None
     json: Json = False
 
+    def __post_init__(self) -> None:
+        if self.scheme is not None and self.candidates:
+            raise typer.BadParameter("give --scheme or --candidate, not both: a scheme is the only candidate")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchLayers(TriedLayers):

@@ -9,6 +9,7 @@ from typing import Any
 
 from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import plan_verdict
+from quark.cli.torch_refusals import check_device, check_folder
 from quark.cli.torch_request import RankLayers, SearchLayers, TriedLayers
 from quark.errors import ConfigError
 from quark.report.progress import bars
@@ -30,15 +31,18 @@ def candidates_of(request: TriedLayers, scheme: str | None, usual: tuple[str, ..
     return request.candidates or tuple(dict.fromkeys((str(scheme), *usual)))
 
 
-def given(data: Path | None) -> Path:
-    """Where samples come from.
+def given(request: TriedLayers) -> Path:
+    """Where samples come from; refused is what can be seen to be wrong before torch is loaded.
 
     Raises:
-        ConfigError: nobody says.
+        ConfigError: nobody says; or a device that torch does not have.
+        ModelError: the model is not a folder.
     """
-    if data is None:
+    check_folder(request.model)
+    check_device(request.device)
+    if request.source.data is None:
         raise ConfigError("layers are tried on samples: give a text or token ids with --data FILE")
-    return data
+    return request.source.data
 
 
 def windows_of(request: TriedLayers, data: Path, ahead: int = 0) -> list[dict[str, Any]]:
@@ -55,7 +59,7 @@ def windows_of(request: TriedLayers, data: Path, ahead: int = 0) -> list[dict[st
 
 def run_sensitivity(request: RankLayers) -> None:
     """Rank the layers, on standard output."""
-    candidates, data = candidates_of(request, request.scheme), given(request.source.data)
+    candidates, data = candidates_of(request, request.scheme), given(request)
     from quark.search.function import check_metric
     from quark.torch.sensitivity import MEASURES, first_scheme, sensitivity
 
@@ -94,7 +98,7 @@ def asked(request: SearchLayers) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 def run_search(request: SearchLayers) -> None:
     """Find a plan, write it, and tell on standard output."""
-    data, wanted = given(request.source.data), replace(request.wanted, budget=request.wanted.budget or "size")
+    data, wanted = given(request), replace(request.wanted, budget=request.wanted.budget or "size")
     from quark.torch.export.formats import format_for
     from quark.torch.search import ASKED, save_plan, search
 

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import onnx
 import onnx_ir as ir
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, nearest, unknown
 from quark.files.outputs import check_outputs
 from quark.files.untrusted import parse_yaml, read_settings
 from quark.onnx.graph import model as files
@@ -115,7 +115,10 @@ def _data(config: Config) -> tuple[Mapping[str, Any], str]:
     else:
         path, where = Path(config), f"{str(config)!r}"
         if not path.exists():
-            raise ConfigError(f"there is no file {where}. {unknown('template', config, TEMPLATES)}")
+            raise ConfigError(
+                f"the configuration {where} is neither a file nor a template.{nearest(str(config), TEMPLATES)} "
+                f"Templates: {', '.join(TEMPLATES)}"
+            )
         data = read_settings(path, "the configuration")
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where} holds no mapping: start it with `passes:`")

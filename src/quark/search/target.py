@@ -117,7 +117,8 @@ class Asked:
         elif budget not in BUDGETS:
             raise ConfigError(unknown("budget", budget, BUDGETS))
         if (target is None) == (limit is None):
-            raise ConfigError(f"give either a target such as {self.example!r} or a limit of the budget")
+            both = "" if target is None else ", not both"
+            raise ConfigError(f"give a target such as {self.example!r} or a limit of the budget{both}")
         if function is not None:
             load_function(function)
         if target is not None:
