@@ -14,6 +14,7 @@ from types import ModuleType
 # Before NumPy and torch are imported: their threads wait for each other busily, which is most of the time of small
 # models where as many processes run as there are cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("QUARK_THREADS", "1")  # ONNX Runtime, likewise
 
 import hypothesis
 import pytest

@@ -14,6 +14,11 @@ from quark.report import process
 MACHINE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUARK_THREADS", raising=False)
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [

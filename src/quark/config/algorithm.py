@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -63,9 +64,10 @@ class AlgorithmSettings:
     NONE_IS_EMPTY: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for name, hint in types_of(type(self)).items():
-            value = getattr(self, name)
-            self.need(is_of(value, hint, self.NONE_IS_EMPTY), name, words_of(hint))
+        owner: Any = type(self)  # hashable, as all classes are: mypy asks it of the instances
+        for name, hint in types_of(owner).items():
+            if not is_of(getattr(self, name), hint, self.NONE_IS_EMPTY):
+                self.need(False, name, words_of(hint))
         for name, bound in self.BOUNDS.items():
             self.need(bound.holds(getattr(self, name)), name, bound.words)
         self.check()
@@ -110,13 +112,14 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def types_of(owner: type[AlgorithmSettings]) -> dict[str, Any]:
+@cache
+def types_of(owner: Any) -> Mapping[str, Any]:
     """Types of the fields by name; none of a user's class whose annotations name what only a function knows."""
     try:
         hints = get_type_hints(owner)
     except NameError:
         return {}
-    return {item.name: hints[item.name] for item in fields(owner)}  # type: ignore[arg-type]
+    return {item.name: hints[item.name] for item in fields(owner)}
 
 
 def is_of(value: object, hint: Any, none_is_empty: bool = False) -> bool:

@@ -102,9 +102,8 @@ class FineTuneConfig(AlgoConfig):
 
     def check(self) -> None:
         """Layers that can be trained, and what is not available."""
-        for one in self.target_op_type:
-            allowed = f"a list of {', '.join(DEFAULT_TYPES)}.{nearest(one, DEFAULT_TYPES)}"
-            self.need(one in DEFAULT_TYPES, "target_op_type", allowed)
+        for one in (one for one in self.target_op_type if one not in DEFAULT_TYPES):
+            self.need(False, "target_op_type", f"a list of {', '.join(DEFAULT_TYPES)}.{nearest(one, DEFAULT_TYPES)}")
         self.need(not self.use_gds, "use_gds", "False: reading past the processor is not available")
 
     def _leave(self, why: str, *names: str) -> None:
