@@ -16,15 +16,15 @@ from types import ModuleType
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("QUARK_THREADS", "1")  # ONNX Runtime, likewise
 
+# Compiled modules are kept, also where the caller's environment says otherwise: every process that a test starts would
+# compile the package anew, and every worker would rewrite the assertions of all tests, and of hypothesis.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 import hypothesis
 import pytest
 
 import quark  # noqa: F401 - before anything imports onnxruntime: its telemetry is off
-
-# Compiled modules are kept, also where the caller's environment says otherwise: every process that a test starts would
-# compile the package anew, and every worker would rewrite the assertions of all tests.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("project")

@@ -49,7 +49,7 @@ BY_PLACE: tuple[tuple[str, str], ...] = (
     ("quark.torch.config", "docs/torch/configuration.md"),
     ("quark.torch", "docs/torch/strategies.md"),
     ("quark.cli.torch", "docs/torch/cli.md"),
-    ("quark.cli", "docs/cli.md"),
+    ("quark.cli.", "docs/cli.md"),
 )
 #: Option that the sentence begins with -> page, wherever it was raised.
 BY_FLAG: dict[str, str] = {
