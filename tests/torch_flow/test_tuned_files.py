@@ -117,11 +117,11 @@ def test_a_killed_job_does_not_search_a_block_again(
     settings, searched, goal = config([SmoothQuantConfig(), AWQConfig()]), [], tmp_path / "files"
     whole, count = scaling.read_block, HEADS["num_hidden_layers"] + 2
 
-    def killed(context: Any, name: str, *rest: Any) -> Any:
-        searched.append(name)
+    def killed(context: Any, run: Any, *rest: Any) -> Any:
+        searched.append(run.name)
         if len(searched) == count:
             raise KeyboardInterrupt
-        return whole(context, name, *rest)
+        return whole(context, run, *rest)
 
     monkeypatch.setattr(scaling, "read_block", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -23,7 +23,7 @@ from torch import nn
 from quark.algorithms.smoothquant import shared_channels
 from quark.errors import ConfigError, known, unknown
 from quark.torch.algorithms.answers import BlockWalk, walk_of
-from quark.torch.algorithms.blocks import Stream, first
+from quark.torch.algorithms.blocks import BlockRun, Stream, first
 from quark.torch.algorithms.context import Context, Undo, matrix
 from quark.torch.algorithms.guard import best_change, change_all
 from quark.torch.algorithms.inputs import Watch
@@ -131,6 +131,23 @@ class Finisher:
     make: Callable[[Context, Match, torch.Tensor], None]
 
 
+@dataclass(frozen=True)
+class ScaleSearch:
+    """How the scales of places are found.
+
+    Attributes:
+        items: the layers whose weights are quantized, by name.
+        choose: called with each place, its quantized readers and their inputs; the scales, or None.
+        finish: further changes of its readers.
+        squares: the inputs hold their Hessian.
+    """
+
+    items: Mapping[str, Match]
+    choose: Chooser
+    finish: Finisher | None = None
+    squares: bool = False
+
+
 def places(structure: Structure) -> Iterator[Place]:
     """Every place of a model."""
     for group in structure.groups:
@@ -209,8 +226,8 @@ def scale_places(
         log.warning("the model stays as it was: no quantized layer reads a norm, or channels that can be scaled")
         return
     walk = walk_of(context, path)
-    tried = subsets(choices(walk, wanted, items, choose, finish, squares))
-    changes = [partial(make, walk, items, finish, some) for some in tried]
+    way = ScaleSearch(items, choose, finish, squares)
+    changes = [partial(make, walk, way, some) for some in subsets(choices(walk, wanted, way))]
     best = best_change(walk, changes)
     if best is None:
         log.warning("the model keeps its scales: no others make its quantized answers better than chance")
@@ -225,37 +242,23 @@ def subsets(found: list[ScalingChoice]) -> Iterator[list[ScalingChoice]]:
     yield from (kinds if all(kinds) else [])
 
 
-def make(
-    walk: BlockWalk,
-    items: Mapping[str, Match],
-    finish: Finisher | None,
-    some: Sequence[ScalingChoice],
-    context: Context,
-    part: str,
-) -> None:
+def make(walk: BlockWalk, way: ScaleSearch, some: Sequence[ScalingChoice], context: Context, part: str) -> None:
     """Change what was chosen in one part of the model."""
     for choice in some:
         if part == (choice.place.block if choice.place.block in walk.blocks.modules else ""):
-            apply(context, items, finish, choice)
+            apply(context, way, choice)
 
 
-def apply(context: Context, items: Mapping[str, Match], finish: Finisher | None, choice: ScalingChoice) -> None:
+def apply(context: Context, way: ScaleSearch, choice: ScalingChoice) -> None:
     """Change one place."""
     if choice.scale is not None:
         fold(context, choice.place, choice.scale)
     for name, values in choice.values.items():
-        if finish is not None:
-            finish.make(context, items[name], values)
+        if way.finish is not None:
+            way.finish.make(context, way.items[name], values)
 
 
-def choices(
-    walk: BlockWalk,
-    wanted: list[Place],
-    items: Mapping[str, Match],
-    choose: Chooser,
-    finish: Finisher | None,
-    squares: bool,
-) -> list[ScalingChoice]:
+def choices(walk: BlockWalk, wanted: list[Place], way: ScaleSearch) -> list[ScalingChoice]:
     """What is chosen at each place, block by block; the model stays as it is.
 
     Blocks that an interrupted job has behind it are neither searched nor run again (``BlockStore.known``,
@@ -267,8 +270,8 @@ def choices(
     before, (handed_on, *_) = notes.read()
     found: list[ScalingChoice] = []
 
-    def chosen_at(name: str, module: nn.Module, stream: Stream, here: list[Place]) -> list[Any]:
-        made, hidden = choices_in(context, name, module, stream, here, items, choose, finish, squares)
+    def chosen_at(run: BlockRun, here: list[Place]) -> list[Any]:
+        made, hidden = choices_in(context, way, run, here)
         found.extend(made)
         return hidden
 
@@ -281,37 +284,27 @@ def choices(
                 stream = stream.behind(name, handed_on)
                 continue
             with context.store.visiting(name):
-                stream = stream.behind(name, chosen_at(name, block, stream, here))
+                stream = stream.behind(name, chosen_at(BlockRun(name, block, stream), here))
             notes.write(done + 1, [stream.hidden])
     notes.forget()
     if outside := [place for place in wanted if place.block not in walk.blocks.modules]:
         with context.store.recording():
-            chosen_at("", context.model, Stream(list(context.samples)), outside)
+            chosen_at(BlockRun("", context.model, Stream(list(context.samples))), outside)
     return found
 
 
 def choices_in(
-    context: Context,
-    name: str,
-    module: nn.Module,
-    stream: Stream,
-    here: list[Place],
-    items: Mapping[str, Match],
-    choose: Chooser,
-    finish: Finisher | None,
-    squares: bool,
+    context: Context, way: ScaleSearch, run: BlockRun, here: list[Place]
 ) -> tuple[list[ScalingChoice], list[Any]]:
     """What is chosen in one block, or was by an interrupted job; and what the block hands on."""
-    kept = context.store.known(name)
+    kept = context.store.known(run.name)
     if (values := kept.read()) is not None:
-        return list(choices_of(here, values)), [
-            first(stream.forward(name, module, k)) for k in range(len(stream.hidden))
-        ]
+        return list(choices_of(here, values)), [first(run.forward(k)) for k in range(len(run))]
     undo = Undo()
     own = replace(context, undo=undo)
     try:
-        inputs, hidden = read_block(own, name, module, stream, here, squares)
-        made = [choice_at(own, place, seen, items, choose, finish) for place, seen in inputs]
+        inputs, hidden = read_block(own, run, here, way.squares)
+        made = [choice_at(own, way, place, seen) for place, seen in inputs]
         made = [choice for choice in made if choice.scale is not None or choice.values]
         kept.write(values_of(here, made))
         return made, hidden
@@ -319,21 +312,14 @@ def choices_in(
         undo.restore()
 
 
-def choice_at(
-    context: Context,
-    place: Place,
-    seen: PlaceInputs,
-    items: Mapping[str, Match],
-    choose: Chooser,
-    finish: Finisher | None,
-) -> ScalingChoice:
+def choice_at(context: Context, way: ScaleSearch, place: Place, seen: PlaceInputs) -> ScalingChoice:
     """What is chosen at one place, which is changed so."""
-    readers = [items[reader] for reader in place.readers if reader in items]
-    choice = ScalingChoice(place, choose(context, place, readers, seen))
-    apply(context, items, finish, choice)
-    if finish is not None:
-        choice = replace(choice, values=finish.find(context, readers, seen, choice.scale))
-        apply(context, items, finish, replace(choice, scale=None))
+    readers = [way.items[reader] for reader in place.readers if reader in way.items]
+    choice = ScalingChoice(place, way.choose(context, place, readers, seen))
+    apply(context, way, choice)
+    if way.finish is not None:
+        choice = replace(choice, values=way.finish.find(context, readers, seen, choice.scale))
+        apply(context, way, replace(choice, scale=None))
     return choice
 
 
@@ -358,14 +344,14 @@ def choices_of(here: list[Place], values: Mapping[str, torch.Tensor]) -> Iterato
 
 
 def read_block(
-    context: Context, name: str, block: nn.Module, stream: Stream, here: list[Place], squares: bool
+    context: Context, run: BlockRun, here: list[Place], squares: bool
 ) -> tuple[list[tuple[Place, PlaceInputs]], list[Any]]:
     """The inputs of the places of one block, and what it hands on, from one run per sample.
 
     Readers that are called with one tensor share what is kept of it.
     """
     modules = dict(context.model.named_modules())
-    keep = max(1, ROWS // max(len(stream.hidden), 1))
+    keep = max(1, ROWS // max(len(run), 1))
     found: dict[str, PlaceInputs] = {}
     source = {reader: place.source for place in here for reader in place.readers}
     latest: dict[str, torch.Tensor] = {}
@@ -377,9 +363,9 @@ def read_block(
             latest[source[reader]] = x
 
     watch, hidden = Watch({reader: modules[reader] for reader in source}, see, stop=False), []
-    for k in range(len(stream.hidden)):
+    for k in range(len(run)):
         latest.clear()
-        hidden.append(first(watch.run(partial(stream.forward, name, block, k))))
+        hidden.append(first(watch.run(partial(run.forward, k))))
     reached = ((place, [found[reader] for reader in place.readers if reader in found]) for place in here)
     inputs = [(place, max(seen, key=lambda item: item.count)) for place, seen in reached if seen]
     return inputs, hidden
