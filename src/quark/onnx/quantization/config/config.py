@@ -41,7 +41,7 @@ class QConfig:
         layer_type_config: layers by operator type; the key ``None`` keeps its types in float.
         exclude: nodes kept in float, by name, ``^regular expression`` or subgraph.
         algo_config: algorithms such as ``CLEConfig()`` and ``AdaRoundConfig()``; each kind runs in the order given.
-        use_external_data_format: write the weights beside the model file (done by itself above 2 GB).
+        use_external_data_format: write the weights beside the model file (automatic above 2 GB).
         extra_options: see ``quark.config.options.Options``.
         target: "any", or "cpu" for a model that is fast on ONNX Runtime's CPU provider.
         use_dynamic_quant: find the ranges of activations at run time; weights are int8 or uint8. No data is needed.
@@ -255,7 +255,7 @@ class QuantizationConfig:
         layers: specs of single layers by node name or ``^regular expression``, as a search finds them; ``None`` keeps a
             layer and its inputs in float. Later entries win, also at tensors that layers share.
         op_types_to_quantize, extra_op_types_to_quantize, nodes_to_quantize: the options ``OpTypesToQuantize``,
-            ``ExtraOpTypesToQuantize`` and ``NodesToQuantize``; empty: what the flow quantizes by itself.
+            ``ExtraOpTypesToQuantize`` and ``NodesToQuantize``; empty: the flow's defaults.
         nodes_to_exclude, subgraphs_to_exclude: what stays float, by name, ``^regular expression`` or (start, end).
         execution_providers: the option ``ExecutionProviders``: where ONNX Runtime runs the calibration.
         optimize_model: fold and fuse the float model first.

@@ -48,7 +48,7 @@ class FineTuneConfig(AlgoConfig):
         parallel: train layers that do not depend on each other at the same time.
         select_max_mem_layer: first try one step of the layer that needs most memory.
         num_workers: threads of ``parallel``.
-        pin_memory: hold samples where a GPU fetches them by itself.
+        pin_memory: keep samples in pinned memory, which a GPU reads directly.
         use_gds: not available; files go through the processor.
         shrinkage: pull weights towards their float values where the positions in the samples are few for the inputs of
             a layer, and would be fitted by roundings that mean nothing on other data.

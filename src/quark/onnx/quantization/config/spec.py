@@ -295,7 +295,10 @@ def _spec_class(
         own = narrow, scale_rule, calibration_settings
         QTensorConfig.__init__(self, symmetric, scale_type, method, shared, data_type, group_size, *own)
 
-    doc = f"``QTensorConfig`` with the defaults of {data_type.__name__}."
+    doc = f"``QTensorConfig`` for the data type {data_type.__name__}."
+    if isinstance(get_format(data_type.format), Int):
+        signs = "symmetric" if symmetric else "with a zero point"
+        doc = f"{doc[:-1]}: {signs}, {scale_type.name} scales, ranges by {method.name} unless told otherwise."
     name = name or f"{data_type.__name__}Spec"
     return type(name, (base,), {"__init__": __init__, "__doc__": doc, "__module__": __name__})
 
