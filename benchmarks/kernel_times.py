@@ -11,7 +11,9 @@ integer kernel pays for the pairs around it. The times of a kind are then writte
 
 by least squares of the relative errors, no part below 0; the elements are those of the larger of input and output, for
 convolutions of images (up to 4 channels) the rows of pixels that are copied one by one, a kernel's rows for each place,
-and for those of volumes what the kernel covers at each place, which is copied too.
+and for those of volumes, and those that make less than 16 channels, what the kernel covers at each place. Kernels
+compute 16 channels at a time: the products of convolutions of pictures are those of whole groups of 16. Depthwise
+convolutions of channels that are a multiple of 8, and of none, have rows of their own.
 For an LSTM they are the gates that are computed; its integer form is DynamicQuantizeLSTM.
 """
 
@@ -40,6 +42,8 @@ RUNS = 60
 HEADER = ["kind", "form", "call_us", "element_ns", "product_us"]
 CHAIN = 200
 DOMAINS = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+#: Channels that kernels compute at a time.
+TOGETHER = 16
 #: Rows of the borders between float and integers, alone and where images change their layout, too.
 BORDERS = ("QuantizeLinear", "DequantizeLinear", "QuantizeLinear image", "DequantizeLinear image")
 #: Operators that run in the layout of the convolution before them, where there is one: they are measured behind it.
@@ -80,6 +84,16 @@ def samples() -> Iterator[Sample]:
         if channels * size <= 2**17:
             yield _conv("Conv 1D", channels, channels, size, kernel, 1, 1, 1)
             yield _conv("Conv 1D depthwise", channels, channels, size, kernel, channels, 1, 1)
+    for parts, size, stride in itertools.product(
+        (8, 24, 40, 56, 72, 120, 12, 20, 28, 36, 60, 100), (7, 14, 28), (1, 2)
+    ):
+        kind = f"Conv depthwise {8 if parts % 8 == 0 else 1}"
+        yield _conv(kind, parts, parts, size, 3, parts, stride)
+        yield _conv(kind, parts, parts, size, 5, parts, stride)
+    for read, made, size, stride in itertools.product((5, 8, 12, 16, 32, 64), (4, 8, 12), (14, 28, 56), (1, 2)):
+        yield _conv("Conv narrow", read, made, size, 3, 1, stride)
+        if stride == 1:
+            yield _conv("Conv 1x1 narrow", read, made, size, 1)
     for made, size, stride in ((4, 8, 1), (16, 8, 1), (8, 16, 1), (16, 16, 2), (16, 32, 2), (16, 32, 1)):
         yield _conv("Conv image", 3, made, size, 3, 1, stride)
         yield _conv("Conv image", 1, made, size, 3, 1, stride)
@@ -126,7 +140,8 @@ def _conv(
 ) -> Sample:
     out = -(-size // stride)
     attributes = (("group", group), ("pads", [kernel // 2] * 2 * rank), ("strides", [stride] * rank))
-    weight, products = (made, read // group, *[kernel] * rank), made * (out * kernel) ** rank * read // group
+    whole = made if group not in (1, made) or rank != 2 else -(-made // TOGETHER) * TOGETHER
+    weight, products = (made, read // group, *[kernel] * rank), whole * (out * kernel) ** rank * read // group
     return Sample(kind, "Conv", ((1, read, *[size] * rank),), weight, attributes, products)
 
 
@@ -325,9 +340,10 @@ def elements(one: Sample, outputs: int = 0) -> int:
     """Elements of the largest tensor that is computed."""
     read = [int(np.prod(shape)) for shape in one.inputs]
     if one.kind == "Conv image" and one.weight is not None:
-        return one.products // (one.weight[0] * one.weight[1] * one.weight[-1])
-    if one.kind.startswith("Conv 3D") and one.weight is not None:
-        return one.products // (one.weight[0] * one.weight[1])
+        return one.products // (-(-one.weight[0] // TOGETHER) * TOGETHER * one.weight[1] * one.weight[-1])
+    if one.weight is not None and (one.kind.startswith("Conv 3D") or one.kind.endswith("narrow")):
+        made = TOGETHER if one.kind.endswith("narrow") else one.weight[0]
+        return one.products // (made * one.weight[1])
     if one.op_type == "LSTM" and one.weight is not None:
         return one.products // (one.weight[2] + one.weight[1] // 4)
     return max(*read, outputs, sum(read) if one.op_type == "Concat" else 0)

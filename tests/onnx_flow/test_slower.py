@@ -43,15 +43,63 @@ def loaded(graph: str, shapes: dict[str, Sequence[int]] | None = None, scalars: 
 
 #: Graph, weights, the row, elements that are moved, products.
 SINGLE = {
-    "conv": (f"({IMAGE} x) => (float[1, 5, 4, 4] y) {{ y = Conv (x, w) }}", (5, 8, 3, 3), "Conv", 288, 80 * 72),
-    "1x1": (f"({IMAGE} x) => (float[1, 5, 6, 6] y) {{ y = Conv (x, w) }}", (5, 8, 1, 1), "Conv 1x1", 288, 180 * 8),
-    "3x1": (f"({IMAGE} x) => (float[1, 9, 4, 6] y) {{ y = Conv (x, w) }}", (9, 8, 3, 1), "Conv", 288, 216 * 24),
-    "depthwise": (
-        f"({IMAGE} x) => (float[1, 8, 4, 4] y) {{ y = Conv<group = 8> (x, w) }}",
+    "conv": (
+        f"({IMAGE} x) => (float[1, 5, 4, 4] y) {{ y = Conv (x, w) }}",
+        (5, 8, 3, 3),
+        "Conv narrow",
+        16 * 9,
+        256 * 72,
+    ),
+    "1x1": (
+        f"({IMAGE} x) => (float[1, 5, 6, 6] y) {{ y = Conv (x, w) }}",
+        (5, 8, 1, 1),
+        "Conv 1x1 narrow",
+        36,
+        576 * 8,
+    ),
+    "3x1": (
+        f"({IMAGE} x) => (float[1, 9, 4, 6] y) {{ y = Conv (x, w) }}",
+        (9, 8, 3, 1),
+        "Conv narrow",
+        24 * 3,
+        384 * 24,
+    ),
+    "16": (f"({IMAGE} x) => (float[1, 16, 4, 4] y) {{ y = Conv (x, w) }}", (16, 8, 3, 3), "Conv", 288, 256 * 72),
+    "17": (f"({IMAGE} x) => (float[1, 17, 6, 6] y) {{ y = Conv (x, w) }}", (17, 8, 1, 1), "Conv 1x1", 612, 1152 * 8),
+    "depthwise 8": (
+        "(float[1, 8, 6, 6] x) => (float[1, 8, 4, 4] y) { y = Conv<group = 8> (x, w) }",
         (8, 1, 3, 3),
+        "Conv depthwise 8",
+        8 * 36,
+        16 * 16 * 9,
+    ),
+    "depthwise 32": (
+        "(float[1, 32, 6, 6] x) => (float[1, 32, 4, 4] y) { y = Conv<group = 32> (x, w) }",
+        (32, 1, 3, 3),
         "Conv depthwise",
-        288,
-        128 * 9,
+        32 * 36,
+        32 * 16 * 9,
+    ),
+    "depthwise 24": (
+        "(float[1, 24, 6, 6] x) => (float[1, 24, 4, 4] y) { y = Conv<group = 24> (x, w) }",
+        (24, 1, 3, 3),
+        "Conv depthwise 8",
+        24 * 36,
+        32 * 16 * 9,
+    ),
+    "depthwise 12": (
+        "(float[1, 12, 6, 6] x) => (float[1, 12, 4, 4] y) { y = Conv<group = 12> (x, w) }",
+        (12, 1, 3, 3),
+        "Conv depthwise 1",
+        12 * 36,
+        16 * 16 * 9,
+    ),
+    "depthwise 20": (
+        "(float[1, 20, 6, 6] x) => (float[1, 20, 4, 4] y) { y = Conv<group = 20> (x, w) }",
+        (20, 1, 3, 3),
+        "Conv depthwise 1",
+        20 * 36,
+        32 * 16 * 9,
     ),
     "grouped": (
         f"({IMAGE} x) => (float[1, 8, 4, 4] y) {{ y = Conv<group = 2> (x, w) }}",
@@ -65,14 +113,14 @@ SINGLE = {
         (5, 4, 3, 3),
         "Conv image",
         16 * 3,  # places, and the rows of the kernel that are copied for each
-        80 * 36,
+        256 * 36,  # 16 channels are computed at a time
     ),
     "five channels": (
         "(float[1, 5, 6, 6] x) => (float[1, 5, 4, 4] y) { y = Conv (x, w) }",
         (5, 5, 3, 3),
-        "Conv",
-        180,
-        80 * 45,
+        "Conv narrow",
+        16 * 9,
+        256 * 45,
     ),
     "volume": (
         "(float[1, 3, 4, 4, 4] x) => (float[1, 5, 2, 2, 2] y) { y = Conv (x, w) }",
@@ -183,7 +231,7 @@ def test_what_has_no_known_shape_counts_as_one() -> None:
 # ---- kernels of several nodes ----------------------------------------------------------------------------------------
 
 X, Y = f"({IMAGE} x", "=> (float[1, 8, 6, 6] y)"
-CONV = time("Conv 1x1", "float", 288, 288 * 8), time("Conv 1x1", "integer", 288, 288 * 8)
+CONV = tuple(time("Conv 1x1 narrow", form, 36, 36 * 16 * 8) for form in FORMS)
 ADD, RELU, SIGMOID, TANH = (
     tuple(time(kind, form, 288) for form in FORMS) for kind in ("Add", "Relu", "Sigmoid", "Tanh")
 )

@@ -50,6 +50,11 @@ _LIKE = {
     "PRelu": "LeakyRelu",
     "InstanceNormalization": "LayerNormalization",
 }
+#: Convolutions that copy what the kernel covers at each place, one by one, or row by row in images. The time of others
+#: goes by the larger tensor.
+_COPIED = frozenset(["Conv 1x1 narrow", "Conv 3D", "Conv 3D depthwise", "Conv image", "Conv narrow"])
+#: Channels that kernels compute at a time.
+_TOGETHER = 16
 #: Any other: a kernel that has no integer form.
 _OTHER = "Sqrt"
 #: Activation functions that a float convolution computes within.
@@ -168,9 +173,9 @@ def _node_times(node: ir.Node) -> tuple[float, float]:
     known = [one or 0 for one in (*read, *made)]
     elements = max(*known, sum(known[: len(read)]) if node.op_type == "Concat" else 0)
     kind, products = _kind(node)
-    if kind == "Conv image" or kind.startswith("Conv 3D"):  # what is copied: rows of pixels, or each voxel's channels
-        shape = _sizes(node.inputs[1]) or [1, 1]
-        elements = round(products / (shape[0] * shape[1] * (shape[-1] if kind == "Conv image" else 1)))
+    if kind in _COPIED:
+        shape = _sizes(node.inputs[1]) or [_TOGETHER, 1, 1]
+        elements = (known[-1] // shape[0]) * math.prod(shape[2:]) // (shape[-1] if kind == "Conv image" else 1)
     times = _time(kind, "float", elements, products), _time(kind, "integer", elements, products)
     if node.op_type == "ConvTranspose":  # no integer kernel: the float one between conversions
         return times[0], times[0] + _time(_OTHER, "integer", elements) - _time(_OTHER, "float", elements)
@@ -181,19 +186,11 @@ def _kind(node: ir.Node) -> tuple[str, float]:
     """The row of a node, and its products."""
     made = _elements(node.outputs[0]) or 0
     if node.op_type in ("Conv", "ConvTranspose") and node.inputs[1] is not None:
-        shape, group = _sizes(node.inputs[1]) or [1, 1], int_attribute(node, "group", 1)
+        shape, group = _sizes(node.inputs[1]) or [_TOGETHER, 1], int_attribute(node, "group", 1)
         products = float(made * math.prod(shape[1:]))
         if node.op_type == "ConvTranspose":
             return "Conv", float((_elements(node.inputs[0]) or 0) * math.prod(shape[1:]))
-        rank = len(shape) - 2
-        if group > 1:
-            kind = f"Conv {rank}D depthwise" if rank in (1, 3) else "Conv depthwise"
-            return kind if shape[1] == 1 else "Conv grouped", products
-        if rank in (1, 3):
-            return f"Conv {rank}D", products
-        if shape[1] <= 4:
-            return "Conv image", products
-        return "Conv 1x1" if math.prod(shape[2:]) == 1 else "Conv", products
+        return _convolution(shape, group, products)
     if node.op_type in ("MatMul", "Gemm") and node.inputs[1] is not None:
         depth = (_sizes(node.inputs[0]) or [1])[-1]
         rows = made // max((_sizes(node.outputs[0]) or [1])[-1], 1)
@@ -201,6 +198,23 @@ def _kind(node: ir.Node) -> tuple[str, float]:
         return kind, float(made * depth)
     kind = _LIKE.get(node.op_type, node.op_type)
     return kind if (kind, "float") in table() else _OTHER, 0.0
+
+
+def _convolution(shape: Sequence[int], group: int, products: float) -> tuple[str, float]:
+    """The row of a convolution by the shape of its weight, and its products: those of whole groups of channels."""
+    made, read, *kernel = shape
+    whole = products * (-(-made // _TOGETHER) * _TOGETHER) / made
+    deep = f" {len(kernel)}D" if len(kernel) in (1, 3) else ""
+    if group > 1 and read > 1:
+        return "Conv grouped", products
+    if deep:
+        return f"Conv{deep}{' depthwise' if group > 1 else ''}", products
+    if group > 1:
+        even = next(size for size in (_TOGETHER, 8, 1) if made % size == 0)
+        return "Conv depthwise" if even == _TOGETHER else f"Conv depthwise {even}", whole
+    if read <= 4:
+        return "Conv image", whole
+    return f"Conv{' 1x1' if math.prod(kernel) == 1 else ''}{' narrow' if made < _TOGETHER else ''}", whole
 
 
 def _sizes(value: ir.Value | None) -> list[int] | None:
