@@ -31,7 +31,7 @@ from quark.onnx.config_file import config_of, load_config
 from quark.onnx.graph.model import load
 from quark.onnx.graph.surgery import apart, let_go
 from quark.onnx.quantization.config.candidates import candidate
-from quark.onnx.quantization.config.tuners import TUNERS
+from quark.onnx.quantization.config.tuners import preset_tuners
 from quark.onnx.search import in_order, save_plan, search
 from quark.onnx.sensitivity import sensitivity
 
@@ -137,8 +137,8 @@ def written(path: Path, values: dict[str, object]) -> onnx.ModelProto:
 
 def test_a_plan_has_algorithms_per_layer(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two candidates that cost the same, the tuned one is taken, and the file says what was measured."""
-    shorter: Any = replace(TUNERS["adaround"], num_iterations=100)  # a tenth: small layers need no more
-    monkeypatch.setitem(TUNERS, "adaround", shorter)
+    shorter: Any = replace(preset_tuners()["adaround"], num_iterations=100)  # a tenth: small layers need no more
+    monkeypatch.setitem(preset_tuners(), "adaround", shorter)
     plain, tuned = "uint8/int4", "uint8/int4+adaround"
     study = sensitivity(path, "A8W8_CPU", feeds(), [plain, tuned])
     assert sum(study.of(layer, tuned).loss < 0.9 * study.of(layer, plain).loss for layer in study.layers) >= 3  # type: ignore[union-attr]

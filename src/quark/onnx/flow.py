@@ -21,12 +21,12 @@ from quark.config.rules import NodeInfo
 from quark.errors import ModelError
 from quark.files.journal import Journal
 from quark.garbage import rare_collections
-from quark.onnx.algorithms.calibration_search import search_calibration
 from quark.onnx.algorithms.context import Context
-from quark.onnx.algorithms.mixprecision import Mixed, mix
+from quark.onnx.algorithms.mixed import Mixed
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import reader_for, transform, tune
 from quark.onnx.bodies import all_known, wants_bodies
+from quark.onnx.choices import mix, search_calibration, tune_speed
 from quark.onnx.compare import Comparison
 from quark.onnx.coverage import Coverage, as_stated
 from quark.onnx.data_layout import in_layout
@@ -56,7 +56,6 @@ from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.result import Result
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Made, install, quantize_bodies, record, weak_inside
-from quark.onnx.tuned_speed import into_plan, tune_speed
 from quark.report.process import resident
 from quark.report.progress import bars
 from quark.report.summary import cost_table, pass_table, print_summary
@@ -148,7 +147,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
         with _timed(seconds, "place"):
             job, bodies = context.job, _bodies(model, context, opened.nodes)
             plan = mode.place(model, job, opened.nodes)
-            prepared.reports.extend([*decided, *into_plan(tuned, plan)])
+            prepared.reports.extend([*decided, *(tuned.into_plan(plan) if tuned else ())])
             plan = _settled(model, plan, job, bodies)
         with _timed(seconds, "calibrate"):
             counted = Counted(partial(update, "calibrate"))

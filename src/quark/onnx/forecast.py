@@ -22,8 +22,8 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import QuarkError
-from quark.onnx.algorithms.mixprecision import foreseen
 from quark.onnx.bodies import all_known, wants_bodies
+from quark.onnx.choices import foreseen
 from quark.onnx.data import RandomDataReader
 from quark.onnx.file_size import predicted_bytes
 from quark.onnx.follow import follow

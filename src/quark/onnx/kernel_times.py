@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -25,8 +26,10 @@ from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import Runtime, open_session
-from quark.onnx.layer_runs import FloatModelFiles
-from quark.search.values import Study
+
+if TYPE_CHECKING:
+    from quark.onnx.layer_runs import FloatModelFiles
+    from quark.search.values import Study
 
 #: Inferences that are counted, after some that are not.
 RUNS, WARM = 20, 5

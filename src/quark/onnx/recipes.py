@@ -19,7 +19,7 @@ from quark.config.presets import PRESETS, get_preset
 from quark.numerics.formats import Int, get_format
 from quark.onnx.config_file import config_of
 from quark.onnx.quantization.config.config import Config, QuantizationConfig
-from quark.onnx.quantization.config.tuners import TUNERS, algorithm
+from quark.onnx.quantization.config.tuners import algorithm, preset_tuners
 from quark.report.verdict import LEVELS, Judged
 
 GOOD = len(LEVELS) - 1
@@ -163,7 +163,7 @@ def _tuner(text: str) -> Callable[[Choice], Choice]:
     """The algorithm that rounds the weights, instead of another one that does."""
 
     def change(choice: Choice) -> Choice:
-        kept = tuple(name for name in choice.algorithms if name.partition(":")[0] not in TUNERS)
+        kept = tuple(name for name in choice.algorithms if name.partition(":")[0] not in preset_tuners())
         return _algorithm(text)(replace(choice, algorithms=kept))
 
     return change

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,7 @@ import onnx
 
 from quark.config.plan import Plan
 from quark.numerics.formats import Int, get_format
-from quark.onnx.algorithms.mixprecision import Mixed
+from quark.onnx.algorithms.mixed import Mixed
 from quark.onnx.compare import Comparison
 from quark.onnx.coverage import Coverage, coverage
 from quark.onnx.forecast import written_bytes
@@ -120,6 +119,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The verdict as a notebook shows it."""
+        from html import escape
+
         cells = ((line.subject, line.word, line.reason) for line in self.verdict.lines)
-        rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
+        rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
         return f"<table>{rows}</table>"

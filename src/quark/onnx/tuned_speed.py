@@ -64,19 +64,20 @@ class Tuned:
             f"{self.record['processor']}, {self.record['threads']} threads"
         )
 
+    def into_plan(self, plan: Plan) -> tuple[PassReport]:
+        """Write what was found into the Plan; a row of the summary."""
+        plan.tuned = {**self.record, "TunedFloat": list(self.names)}
+        return (PassReport(STAGE, len(self.names), (self.words(),)),)
 
-def tune_speed(model: ir.Model, context: Context) -> tuple[Context, Tuned | None]:
+
+def tune_speed(model: ir.Model, context: Context) -> tuple[Context, Tuned]:
     """What ``TuneSpeed`` finds for a prepared model, and the context with it as its job's option.
-
-    None where it is not asked for, or ``TunedFloat`` says it already.
 
     Raises:
         ConfigError: the quantization is not static.
         DataError: there is no calibration data.
     """
     job = context.job
-    if not job.options.TuneSpeed or job.options.TunedFloat is not None:
-        return context, None
     if not job.runs_samples:
         raise ConfigError("TuneSpeed times static integer kernels; dynamic and weight-only quantization have one form")
     kept = context.journal.done(STAGE, str)
@@ -93,14 +94,6 @@ def tune_speed(model: ir.Model, context: Context) -> tuple[Context, Tuned | None
 def repeating(plan: Plan) -> dict[str, Any]:
     """The options that make the same division again without timing; none where nothing was timed."""
     return {"TuneSpeed": False, "TunedFloat": list(plan.tuned["TunedFloat"])} if plan.tuned else {}
-
-
-def into_plan(tuned: Tuned | None, plan: Plan) -> list[PassReport]:
-    """Write what was found into the Plan; a row of the summary."""
-    if tuned is None:
-        return []
-    plan.tuned = {**tuned.record, "TunedFloat": list(tuned.names)}
-    return [PassReport(STAGE, len(tuned.names), (tuned.words(),))]
 
 
 def _measured(model: ir.Model, context: Context) -> Tuned:

@@ -34,8 +34,8 @@ from quark.onnx.quantization.config.spec import METHODS, CalibMethod
 log = logging.getLogger(__name__)
 
 
-def search_calibration(model: ir.Model, context: Context) -> tuple[Context, list[PassReport]]:
-    """The context with the job whose calibration method was found best; the job of the user where none is asked for.
+def search(model: ir.Model, context: Context, config: CalibrationSearchConfig) -> tuple[Context, list[PassReport]]:
+    """The context with the job whose calibration method was found best.
 
     Args:
         model: the prepared and transformed float model; comes back unchanged.
@@ -44,9 +44,6 @@ def search_calibration(model: ir.Model, context: Context) -> tuple[Context, list
         ConfigError: the job is not static, or no activation has a range.
         DataError: there is no calibration data.
     """
-    config = next((one for one in context.job.algorithms if isinstance(one, CalibrationSearchConfig)), None)
-    if config is None:
-        return context, []
     if context.job.mode != "static":
         raise ConfigError("CalibrationSearchConfig: only static quantization has ranges from calibration data")
     activations = context.job.rules.default.inputs

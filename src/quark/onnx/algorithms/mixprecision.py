@@ -32,6 +32,7 @@ from quark.measure.distance import Distance
 from quark.measure.outputs import divergence
 from quark.onnx import fingerprint, layer_runs
 from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.mixed import LayerTargets, Mixed, TargetScore
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.data import Samples
 from quark.onnx.graph import model as files
@@ -44,7 +45,6 @@ from quark.onnx.quantization.config.config import merged_layer
 from quark.onnx.quantization.config.mixprecision import METRICS, AutoMixprecisionConfig
 from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
-from quark.report.values import Table
 from quark.search.function import digest_of, load_function, number_of
 
 SOURCE = "auto_mixprecision"
@@ -53,54 +53,7 @@ Choice = dict[str, int]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class LayerTargets:
-    """Layers that are chosen together, and the targets that they may get."""
-
-    name: str
-    nodes: tuple[str, ...]
-    targets: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TargetScore:
-    """The metric with one candidate alone in a target's precision; ``None`` where nothing had to be measured."""
-
-    candidate: LayerTargets
-    target: int
-    value: float | None
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """What was decided.
-
-    Attributes:
-        job: with the rules that give the chosen layers their precision.
-        scores: the ranking, the layer that bears its target best first.
-        chosen: names of the candidates that were chosen.
-        metric: value for the chosen layers together; ``None`` where nothing was measured.
-        name: of the metric.
-    """
-
-    job: Job
-    scores: tuple[TargetScore, ...] = ()
-    chosen: tuple[str, ...] = ()
-    metric: float | None = None
-    name: str = ""
-
-    def tables(self) -> tuple[Table, ...]:
-        """The ranking for people; nothing where there was nothing to decide."""
-        rows = [
-            (one.candidate.name, "" if one.value is None else f"{one.value:.6g}", one.candidate.name in self.chosen)
-            for one in self.scores
-        ]
-        shown = tuple((name, value, "yes" if taken else "no") for name, value, taken in rows)
-        title = "Automatic mixed precision" + ("" if self.metric is None else f": {self.name} {self.metric:.6g}")
-        return (Table(title, ("layer", f"{self.name} alone", "chosen"), shown),) if shown else ()
-
-
-def mix(model: ir.Model, context: Context) -> Mixed:
+def mix(model: ir.Model, context: Context, config: AutoMixprecisionConfig) -> Mixed:
     """Decide which layers get the target's precision.
 
     Args:
@@ -111,9 +64,6 @@ def mix(model: ir.Model, context: Context) -> Mixed:
         ConfigError: a field that does not fit the model, or nothing that could be chosen.
         DataError: there is no data, and something has to be measured.
     """
-    config = next((one for one in context.job.algorithms if isinstance(one, AutoMixprecisionConfig)), None)
-    if config is None:
-        return Mixed(context.job)
     if context.job.mode != "static":
         raise ConfigError(f"AutoMixprecisionConfig is for static quantization, not for the mode {context.job.mode!r}")
     options, known = context.job.options, context.known
@@ -147,13 +97,13 @@ def _check_output(model: ir.Model, config: AutoMixprecisionConfig) -> None:
         )
 
 
-def foreseen(model: ir.Model, job: Job, known: Sequence[NodeInfo]) -> Job:
+def foreseen(model: ir.Model, job: Job, known: Sequence[NodeInfo], config: AutoMixprecisionConfig) -> Job:
     """The job as ``mix`` will make it, where that can be told without data; otherwise as it is."""
-    config = next((one for one in job.algorithms if isinstance(one, AutoMixprecisionConfig)), None)
-    if config is None or needs_data(config):
+    if needs_data(config):
         return job
     with Scratch(job.options) as scratch:
-        return mix(model, Context(job, None, scratch, Journal(), lambda stage, done, total: None, known)).job
+        context = Context(job, None, scratch, Journal(), lambda stage, done, total: None, known)
+        return mix(model, context, config).job
 
 
 def needs_data(config: AutoMixprecisionConfig) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from quark.algorithms.names import ONNX, parted
@@ -21,21 +22,26 @@ from quark.onnx.quantization.config.algorithm import (
     from_dict,
 )
 
-#: With the settings that presets have.
+#: The settings that presets have.
 _PRESET: dict[str, Any] = {"data_size": 1000, "batch_size": 2, "num_iterations": 1000, "early_stop": True}
-TUNERS: dict[str, AlgoConfig] = {
-    "adaround": replace(AdaRoundConfig(), **_PRESET),
-    "adaquant": replace(AdaQuantConfig(), **_PRESET),
-    "autoround": AutoRoundConfig(),
-    "gptq": GPTQConfig(),
-    "gptaq": GPTAQConfig(),
-    "qronos": QronosConfig(),
-}
+
+
+@cache
+def preset_tuners() -> dict[str, AlgoConfig]:
+    """The package's own, with the settings that presets have; made when first asked for."""
+    return {
+        "adaround": replace(AdaRoundConfig(), **_PRESET),
+        "adaquant": replace(AdaQuantConfig(), **_PRESET),
+        "autoround": AutoRoundConfig(),
+        "gptq": GPTQConfig(),
+        "gptaq": GPTAQConfig(),
+        "qronos": QronosConfig(),
+    }
 
 
 def tuners() -> dict[str, AlgoConfig]:
     """The algorithms that can tune single layers, those that are registered too."""
-    return {**TUNERS, **{name: from_dict({"name": name}) for name in OWN}}
+    return {**preset_tuners(), **{name: from_dict({"name": name}) for name in OWN}}
 
 
 def algorithm(text: str) -> AlgoConfig:
@@ -52,7 +58,7 @@ def algorithm(text: str) -> AlgoConfig:
     full = ONNX.get(name, name)
     if full not in ALGO_NAME_TO_CLASS:
         raise ConfigError(unknown("--algorithm", name, [*ALGO_NAME_TO_CLASS, *ONNX]))
-    found = TUNERS[full] if full in TUNERS else from_dict({"name": full})
+    found = preset_tuners()[full] if full in preset_tuners() else from_dict({"name": full})
     return from_dict({**found.to_dict(), **_settings(text, told)}) if told else found
 
 
