@@ -210,6 +210,7 @@ def test_schemes(capsys: Capture) -> None:
         (["quantize", "nowhere", "-o", "out", "--scheme", "int4_wo_32"], "is not a folder"),
         (["quantize", "model", "-o", "out", "--scheme", "fp8", "--data", "metric.py"], "no known kind"),
         (["quantize-files", "model", "-o", "out", "--scheme", "fp8"], "need samples"),
+        (["convert", "model", "-o", "out", "--requantize", "fp8"], "use `quark torch quantize-files` with --data"),
         (["quantize-files", "model", "-o", "out", "--scheme", "int4_wo_32", "--kv-cache", "fp8"], "need samples"),
         (["quantize-files", "model", "-o", "out", "--scheme", "int4_wo_32", "-a", "gptq"], "needs samples"),
         (["quantize-files", "model", "-o", "model", "--scheme", "int4_wo_32"], "holds a model already"),

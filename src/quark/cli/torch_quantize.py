@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark.cli.own_algorithms import with_own
 from quark.cli.torch_refusals import (
+    CONVERT_NEEDS,
     check_algorithms,
     check_device,
     check_folder,
@@ -77,7 +78,8 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
 def refuse_without_samples(request: FolderJob) -> None:
     """Refuse what needs samples, where there are none."""
     if request.scheme is not None and request.source.data is None:
-        check_samples(request.scheme, request.kv_cache, with_own(request.algorithms), request.layers)
+        way = (CONVERT_NEEDS,) if isinstance(request, Converted) else ()
+        check_samples(request.scheme, request.kv_cache, with_own(request.algorithms), request.layers, *way)
 
 
 def dtype_of(name: str | None) -> Any:

@@ -41,6 +41,7 @@ FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "mxf
 #: Kinds of devices -> names in ``torch.version`` of libraries; torch must have been built with one of them.
 DEVICES: dict[str, tuple[str, ...]] = {"cpu": (), "meta": (), "cuda": ("cuda", "hip"), "xpu": ("xpu",), "mps": ()}
 NEEDS = "give a text with --data"
+CONVERT_NEEDS = "use `quark torch quantize-files` with --data"  # `convert` reads none
 
 
 def check_names(scheme: str | None, kv_cache: str | None, layers: Sequence[str]) -> None:
@@ -126,26 +127,29 @@ def torch_version() -> dict[str, object]:
     return next((runpy.run_path(str(file)) for file in files if file.is_file()), {})
 
 
-def check_samples(scheme: str | None, kv_cache: str | None, algorithms: Sequence[str], layers: Sequence[str]) -> None:
+def check_samples(
+    scheme: str | None, kv_cache: str | None, algorithms: Sequence[str], layers: Sequence[str], way: str = NEEDS
+) -> None:
     """Refuse what needs samples, where there are none.
 
     Args:
         scheme, kv_cache, layers: as ``check_names``.
         algorithms: names.
+        way: how samples are given.
 
     Raises:
         DataError: static activations or an algorithm.
     """
     if scheme in STATIC and not layers:
         raise DataError(
-            f"the scheme {scheme!r} has static activations, which need samples: {NEEDS}, or use a dynamic or "
+            f"the scheme {scheme!r} has static activations, which need samples: {way}, or use a dynamic or "
             f"weight-only scheme (`quark torch schemes` lists them)"
         )
     if kv_cache is not None and CACHES[kv_cache]:
-        raise DataError(f"the KV cache scheme {kv_cache!r} has static ranges, which need samples: {NEEDS}")
+        raise DataError(f"the KV cache scheme {kv_cache!r} has static ranges, which need samples: {way}")
     for name in algorithms:
         if TORCH.get(name, name) in (*SAMPLED, *OWN):
-            raise DataError(f"the algorithm {name!r} needs samples: {NEEDS}")
+            raise DataError(f"the algorithm {name!r} needs samples: {way}")
 
 
 def built_in_alone() -> bool:
