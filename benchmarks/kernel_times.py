@@ -75,9 +75,12 @@ def samples() -> Iterator[Sample]:
                 yield _conv("Conv", channels, 2 * channels, size, 3, 1, 2)
                 yield _conv("Conv grouped", channels, channels, size, 3, 4)
             yield _conv("Conv 1x1", channels, 2 * channels, size, 1)
-    for channels, size, kernel, stride in itertools.product((8, 16, 32, 64), (4, 8, 16, 32), (1, 3), (1, 2)):
-        if channels * size**3 <= 2**18 and kernel >= stride:
-            yield _conv("Conv 3D", channels, channels, size, kernel, 1, stride, 3)
+    for channels, size, kernel, stride in itertools.product((8, 16, 24, 32, 64), (8, 16, 32), (1, 3), (1, 2)):
+        if channels * size**3 <= 2**20 and kernel >= stride:  # what is copied leaves the caches: large ones count
+            if channels >= TOGETHER:
+                yield _conv("Conv 3D", channels, channels, size, kernel, 1, stride, 3)
+            for made in (4, 8, 12):
+                yield _conv("Conv 3D narrow", channels, made, size, kernel, 1, stride, 3)
             if kernel > 1:
                 yield _conv("Conv 3D depthwise", channels, channels, size, kernel, channels, stride, 3)
     for channels, size, kernel in itertools.product((16, 32, 64, 128, 256), (32, 128, 512, 2048), (3, 5, 9)):
@@ -342,8 +345,8 @@ def elements(one: Sample, outputs: int = 0) -> int:
     if one.kind == "Conv image" and one.weight is not None:
         return one.products // (-(-one.weight[0] // TOGETHER) * TOGETHER * one.weight[1] * one.weight[-1])
     if one.weight is not None and (one.kind.startswith("Conv 3D") or one.kind.endswith("narrow")):
-        made = TOGETHER if one.kind.endswith("narrow") else one.weight[0]
-        return one.products // (made * one.weight[1])
+        whole = one.kind.endswith("narrow") and "3D" not in one.kind
+        return one.products // ((TOGETHER if whole else one.weight[0]) * one.weight[1])
     if one.op_type == "LSTM" and one.weight is not None:
         return one.products // (one.weight[2] + one.weight[1] // 4)
     return max(*read, outputs, sum(read) if one.op_type == "Concat" else 0)

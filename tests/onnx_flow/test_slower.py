@@ -125,9 +125,16 @@ SINGLE = {
     "volume": (
         "(float[1, 3, 4, 4, 4] x) => (float[1, 5, 2, 2, 2] y) { y = Conv (x, w) }",
         (5, 3, 3, 3, 3),
-        "Conv 3D",
+        "Conv 3D narrow",
         8 * 27,  # places, and what the kernel covers at each
         40 * 81,
+    ),
+    "wide volume": (
+        "(float[1, 3, 4, 4, 4] x) => (float[1, 17, 2, 2, 2] y) { y = Conv (x, w) }",
+        (17, 3, 3, 3, 3),
+        "Conv 3D",
+        8 * 27,
+        8 * 17 * 81,
     ),
     "depthwise volume": (
         "(float[1, 3, 4, 4, 4] x) => (float[1, 3, 2, 2, 2] y) { y = Conv<group = 3> (x, w) }",

@@ -52,7 +52,7 @@ _LIKE = {
 }
 #: Convolutions that copy what the kernel covers at each place, one by one, or row by row in images. The time of others
 #: goes by the larger tensor.
-_COPIED = frozenset(["Conv 1x1 narrow", "Conv 3D", "Conv 3D depthwise", "Conv image", "Conv narrow"])
+_COPIED = frozenset(["Conv 1x1 narrow", "Conv 3D", "Conv 3D depthwise", "Conv 3D narrow", "Conv image", "Conv narrow"])
 #: Channels that kernels compute at a time.
 _TOGETHER = 16
 #: Any other: a kernel that has no integer form.
@@ -204,17 +204,19 @@ def _convolution(shape: Sequence[int], group: int, products: float) -> tuple[str
     """The row of a convolution by the shape of its weight, and its products: those of whole groups of channels."""
     made, read, *kernel = shape
     whole = products * (-(-made // _TOGETHER) * _TOGETHER) / made
-    deep = f" {len(kernel)}D" if len(kernel) in (1, 3) else ""
+    narrow = " narrow" if made < _TOGETHER else ""
     if group > 1 and read > 1:
         return "Conv grouped", products
-    if deep:
-        return f"Conv{deep}{' depthwise' if group > 1 else ''}", products
+    if len(kernel) == 1:
+        return f"Conv 1D{' depthwise' if group > 1 else ''}", products
+    if len(kernel) == 3:
+        return f"Conv 3D{' depthwise' if group > 1 else narrow}", products
     if group > 1:
         even = next(size for size in (_TOGETHER, 8, 1) if made % size == 0)
         return "Conv depthwise" if even == _TOGETHER else f"Conv depthwise {even}", whole
     if read <= 4:
         return "Conv image", whole
-    return f"Conv{' 1x1' if math.prod(kernel) == 1 else ''}{' narrow' if made < _TOGETHER else ''}", whole
+    return f"Conv{' 1x1' if math.prod(kernel) == 1 else ''}{narrow}", whole
 
 
 def _sizes(value: ir.Value | None) -> list[int] | None:
