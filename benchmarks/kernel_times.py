@@ -10,8 +10,8 @@ integer kernel pays for the pairs around it. The times of a kind are then writte
     microseconds = call + nanoseconds per element / 1000 + microseconds per million products
 
 by least squares of the relative errors, no part below 0; the elements are those of the larger of input and output, for
-convolutions of images (up to 4 channels) the rows of pixels that are copied one by one, a kernel's rows for each place,
-and for those of volumes, and those that make less than 16 channels, what the kernel covers at each place. Kernels
+convolutions of images (up to 4 channels), and those that make less than 16 channels, the rows of pixels that are copied
+one by one, a kernel's rows for each place, and for those of volumes what the kernel covers at each place. Kernels
 compute 16 channels at a time: the products of convolutions of pictures are those of whole groups of 16. Depthwise
 convolutions of channels that are a multiple of 8, and of none, have rows of their own.
 For an LSTM they are the gates that are computed; its integer form is DynamicQuantizeLSTM.
@@ -44,6 +44,8 @@ CHAIN = 200
 DOMAINS = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
 #: Channels that kernels compute at a time.
 TOGETHER = 16
+#: Convolutions that copy the rows of the kernel.
+ROWS = frozenset(["Conv 1x1 narrow", "Conv image", "Conv narrow"])
 #: Rows of the borders between float and integers, alone and where images change their layout, too.
 BORDERS = ("QuantizeLinear", "DequantizeLinear", "QuantizeLinear image", "DequantizeLinear image")
 #: Operators that run in the layout of the convolution before them, where there is one: they are measured behind it.
@@ -96,6 +98,7 @@ def samples() -> Iterator[Sample]:
     for read, made, size, stride in itertools.product((5, 8, 12, 16, 32, 64), (4, 8, 12), (14, 28, 56), (1, 2)):
         yield _conv("Conv narrow", read, made, size, 3, 1, stride)
         if stride == 1:
+            yield _conv("Conv narrow", read, made, size, 7)
             yield _conv("Conv 1x1 narrow", read, made, size, 1)
     for made, size, stride in ((4, 8, 1), (16, 8, 1), (8, 16, 1), (16, 16, 2), (16, 32, 2), (16, 32, 1)):
         yield _conv("Conv image", 3, made, size, 3, 1, stride)
@@ -342,11 +345,10 @@ def border_times(one: Sample, folder: Path) -> tuple[float, ...]:
 def elements(one: Sample, outputs: int = 0) -> int:
     """Elements of the largest tensor that is computed."""
     read = [int(np.prod(shape)) for shape in one.inputs]
-    if one.kind == "Conv image" and one.weight is not None:
+    if one.kind in ROWS and one.weight is not None:
         return one.products // (-(-one.weight[0] // TOGETHER) * TOGETHER * one.weight[1] * one.weight[-1])
-    if one.weight is not None and (one.kind.startswith("Conv 3D") or one.kind.endswith("narrow")):
-        whole = one.kind.endswith("narrow") and "3D" not in one.kind
-        return one.products // ((TOGETHER if whole else one.weight[0]) * one.weight[1])
+    if one.kind.startswith("Conv 3D") and one.weight is not None:
+        return one.products // (one.weight[0] * one.weight[1])
     if one.op_type == "LSTM" and one.weight is not None:
         return one.products // (one.weight[2] + one.weight[1] // 4)
     return max(*read, outputs, sum(read) if one.op_type == "Concat" else 0)

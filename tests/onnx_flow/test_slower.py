@@ -47,7 +47,7 @@ SINGLE = {
         f"({IMAGE} x) => (float[1, 5, 4, 4] y) {{ y = Conv (x, w) }}",
         (5, 8, 3, 3),
         "Conv narrow",
-        16 * 9,
+        16 * 3,
         256 * 72,
     ),
     "1x1": (
@@ -119,7 +119,7 @@ SINGLE = {
         "(float[1, 5, 6, 6] x) => (float[1, 5, 4, 4] y) { y = Conv (x, w) }",
         (5, 5, 3, 3),
         "Conv narrow",
-        16 * 9,
+        16 * 3,
         256 * 45,
     ),
     "volume": (

@@ -50,9 +50,10 @@ _LIKE = {
     "PRelu": "LeakyRelu",
     "InstanceNormalization": "LayerNormalization",
 }
-#: Convolutions that copy what the kernel covers at each place, one by one, or row by row in images. The time of others
-#: goes by the larger tensor.
-_COPIED = frozenset(["Conv 1x1 narrow", "Conv 3D", "Conv 3D depthwise", "Conv 3D narrow", "Conv image", "Conv narrow"])
+#: Convolutions that copy what the kernel covers at each place, row by row or one by one. The time of others goes by the
+#: larger tensor.
+_ROWS = frozenset(["Conv 1x1 narrow", "Conv image", "Conv narrow"])
+_ONE_BY_ONE = frozenset(["Conv 3D", "Conv 3D depthwise", "Conv 3D narrow"])
 #: Channels that kernels compute at a time.
 _TOGETHER = 16
 #: Any other: a kernel that has no integer form.
@@ -173,9 +174,9 @@ def _node_times(node: ir.Node) -> tuple[float, float]:
     known = [one or 0 for one in (*read, *made)]
     elements = max(*known, sum(known[: len(read)]) if node.op_type == "Concat" else 0)
     kind, products = _kind(node)
-    if kind in _COPIED:
+    if kind in _ROWS | _ONE_BY_ONE:
         shape = _sizes(node.inputs[1]) or [_TOGETHER, 1, 1]
-        elements = (known[-1] // shape[0]) * math.prod(shape[2:]) // (shape[-1] if kind == "Conv image" else 1)
+        elements = (known[-1] // shape[0]) * math.prod(shape[2:]) // (shape[-1] if kind in _ROWS else 1)
     times = _time(kind, "float", elements, products), _time(kind, "integer", elements, products)
     if node.op_type == "ConvTranspose":  # no integer kernel: the float one between conversions
         return times[0], times[0] + _time(_OTHER, "integer", elements) - _time(_OTHER, "float", elements)
