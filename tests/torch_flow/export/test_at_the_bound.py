@@ -217,17 +217,20 @@ CODES = ("a.weight", "b.weight", "a.weight_packed", "b.weight_packed")
 
 
 @pytest.mark.parametrize(
-    ("sources", "targets", "packed", "said"),
+    ("sources", "targets", "weights", "said"),
     [
-        (CODES, ["c.weight"], ["c"], "it joins 'c.weight' of several tensors"),
-        (CODES, ["c.weight"], [], None),  # nothing is packed
-        (CODES, ["d.weight"], ["c"], None),  # a tensor that the model lacks
-        (CODES[:2], ["c.weight"], ["c"], None),  # float tensors alone are joined
-        (None, ["c.weight"], ["c"], "it makes several tensors of one"),
+        (CODES, ["c.weight"], [("int", 4)], "it joins 'c.weight' of several tensors"),
+        (CODES, ["c.weight"], [("int", 8)], "it joins 'c.weight' of several tensors"),  # codes that are not packed
+        (CODES, ["c.weight"], [("float", 4)], "it joins 'c.weight' of several tensors"),
+        (CODES, ["c.weight"], [("float", 8)], None),
+        (CODES, ["c.weight"], [("float", 8), ("int", 8)], "it joins 'c.weight' of several tensors"),
+        (CODES, ["d.weight"], [("int", 4)], None),  # a tensor that the model lacks
+        (CODES[:2], ["c.weight"], [("int", 4)], None),  # float tensors alone are joined
+        (None, ["c.weight"], [("int", 4)], "it makes several tensors of one"),
     ],
 )
-def test_joins_of_packed_weights_have_no_way_back(
-    sources: Any, targets: list[str], packed: list[str], said: str | None, monkeypatch: pytest.MonkeyPatch
+def test_joins_of_weights_other_than_fp8_have_no_way_back(
+    sources: Any, targets: list[str], weights: list[tuple[str, int]], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from types import SimpleNamespace
 
@@ -242,7 +245,11 @@ def test_joins_of_packed_weights_have_no_way_back(
     monkeypatch.setattr(AutoHfQuantizer, "from_config", staticmethod(lambda described: reader))
     monkeypatch.setattr(transformers_reads, "conversions_of", lambda model: [SimpleNamespace(operations=())])
     names: Any = SimpleNamespace(model=nn.ModuleDict({"c": nn.Linear(2, 2)}))
-    found = transformers_reads.conversions({}, names, ["c"], packed)
+    schemes = {
+        f"c{number}": SimpleNamespace(weights=SimpleNamespace(type=type_, num_bits=bits))
+        for number, (type_, bits) in enumerate(weights)
+    }
+    found = transformers_reads.conversions({}, names, schemes)
     assert found is None if said is None else str(found).startswith(said)
     monkeypatch.setattr(transformers_reads, "conversions_of", lambda model: [object()])
-    assert transformers_reads.conversions({}, names, ["c"], packed) is None
+    assert transformers_reads.conversions({}, names, schemes) is None

@@ -61,7 +61,7 @@ def why_not(
         blocks(model, schemes),
         experts(model, schemes, names),
         ties(model, schemes),
-        conversions(described, names, schemes, packed),
+        conversions(described, names, schemes),
         values(model, packed),
         inputs(model, schemes),
     )
@@ -158,9 +158,7 @@ def ties(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
     return None
 
 
-def conversions(
-    described: Mapping[str, Any], names: FileNames, schemes: Iterable[str], packed: Iterable[str]
-) -> str | None:
+def conversions(described: Mapping[str, Any], names: FileNames, schemes: Mapping[str, Any]) -> str | None:
     """Conversions of transformers' own that do not survive the names of quantized tensors: it is asked for them."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -176,8 +174,9 @@ def conversions(
     joins = [step for step in made if is_join(step.source_patterns)]
     targets = tuple(target for step in joins for target in step.target_patterns if target.endswith(WEIGHT))
     whole = (name for name, _ in names.model.named_parameters() if name.endswith(targets))
-    apart = next(whole, None) if [*packed] else None
-    return None if apart is None else f"it joins {apart!r} of several tensors, and cannot where weights are packed"
+    fp8 = all(one.weights.type == "float" and one.weights.num_bits == 8 for one in schemes.values())
+    apart = None if fp8 else next(whole, None)
+    return None if apart is None else f"it joins {apart!r} of several tensors, which it can only where weights are FP8"
 
 
 def is_join(sources: Iterable[str]) -> bool:
