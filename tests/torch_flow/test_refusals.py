@@ -15,7 +15,7 @@ from quark.cli import torch_refusals as refusals
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.schemes import KV_SCHEMES, NAMES, cache_scheme, scheme
-from quark.torch.export.formats import FORMATS
+from quark.torch.export.formats import FORMATS, PROGRAMS
 from quark.torch.files import quantize
 
 
@@ -34,6 +34,7 @@ def test_the_tables_are_those_of_the_schemes() -> None:
     assert known <= set(refusals.ALGORITHMS)
     assert {TORCH.get(name, name) for name in refusals.ALGORITHMS} == known
     assert tuple(FORMATS) == refusals.FORMATS
+    assert tuple(PROGRAMS) == refusals.PROGRAMS
 
 
 REFUSED = [
@@ -53,6 +54,20 @@ REFUSED = [
     ["evaluate", "model", "--data", "text"],
     ["sensitivity", "model", "-s", "int4_wo_32"],
     ["search", "model", "-s", "int4_wo_32", "-o", "plan.yaml"],
+    ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "--for", "vlm"],
+    ["quantize-files", "model", "-o", "out", "-s", "int4_wo_32", "--for", "vlm"],
+    ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "-a", "gptq", "--data", "no.txt"],
+    ["quantize-files", "model", "-o", "out", "-s", "fp8", "--data", "no.txt"],
+    ["sensitivity", "model", "-s", "int4_wo_32", "--data", "no.txt"],
+    ["sensitivity", "model", "-c", "int4_wo_33", "--data", "a_text"],
+    ["search", "model", "-s", "int4_wo_32", "-o", "plan.yaml", "--data", "a_text"],
+    ["search", "model", "-s", "int4_wo_32", "-o", "plan.yaml", "--data", "a_text", "--target", "kl<=1", "--for", "vlm"],
+    ["plan", "mode", "-s", "int4_wo_32"],
+    ["plan", "model", "-s", "int4_wo_33"],
+    ["plan", "model", "-s", "int4_wo_32", "--for", "vlm"],
+    ["explain", "model", "lm_head", "-s", "int4_wo_33"],
+    ["convert", "model", "-o", "out", "--format", "nothing"],
+    ["convert", "model", "-o", "out", "--for", "nobody"],
 ]
 TYPED = ("model", "-o", "out", "-s")
 REFUSED += [
@@ -71,6 +86,7 @@ def test_no_refusal_loads_torch(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"no tensors")
+    (tmp_path / "a_text").write_text("words")
     code = f"""
 import sys
 from quark.cli import main
@@ -82,7 +98,7 @@ print(codes, [m for m in ("torch", "transformers") if m in sys.modules] + read)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == [f"{[1] * len(REFUSED)} []"], done.stdout + done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a_text", "model"]
 
 
 BUILT = [({"cuda": None, "hip": None}, True), ({"cuda": "12.8"}, False), ({}, False)]

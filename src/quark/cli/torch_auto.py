@@ -54,9 +54,7 @@ def run(request: Auto) -> None:
     Raises:
         typer.Exit: with the code 3, where nothing is within the tolerance.
     """
-    from quark.cli.torch_refusals import check_output
-    from quark.files.folder import new_folder
-    from quark.torch.files.prequantized import as_float
+    from quark.cli.torch_refusals import check_data, check_output
 
     if request.labels is not None:
         raise ConfigError("--labels is for ONNX models; for a torch model write a function: --metric FILE.py:FUNCTION")
@@ -66,9 +64,15 @@ def run(request: Auto) -> None:
         raise ConfigError(
             f"{other[0]} is for ONNX models; a folder takes --data (a text, token ids), --samples, --seq-len"
         )
+    if request.source.data is None:
+        raise ConfigError("give a text or token ids with --data FILE")
+    check_data(request.source.data)
     start, output = time.perf_counter(), request.output
-    goal = _goal(request)
     check_output(output)
+    from quark.files.folder import new_folder
+    from quark.torch.files.prequantized import as_float
+
+    goal = _goal(request)
     recipe = next(recipe_beside(vars(request)))
     with as_float(request.model, output) as folder:
         found, samples, model = _found(request, goal, folder, start)
@@ -106,9 +110,7 @@ def _found(request: Auto, goal: Goal, folder: Path, start: float) -> tuple[Outco
     from quark.torch.language import calibration_samples, check_ids, load_model, load_tokenizer, read_ids
 
     source = request.source
-    if source.data is None:
-        raise ConfigError("give a text or token ids with --data FILE")
-    rows = read_ids(source.data, partial(load_tokenizer, folder))
+    rows = read_ids(Path(str(source.data)), partial(load_tokenizer, folder))
     samples = calibration_samples(rows, request.seq_len, source.samples or WINDOWS)
     model = load_model(folder)
     check_ids(model, [sample["input_ids"][0] for sample in samples])

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from quark.cli.output import print_json, show
-from quark.cli.torch_refusals import check_device, check_folder
+from quark.cli.torch_refusals import check_data, check_device, check_folder
 from quark.cli.torch_request import Evaluate
-from quark.errors import ConfigError, DataError
+from quark.errors import ConfigError
 from quark.report import Table
 
 
@@ -23,8 +23,7 @@ def run(request: Evaluate) -> None:
         raise ConfigError("nothing to measure: give --data for a perplexity, --metric for a function of yours, or both")
     check_folder(request.model)
     check_device(request.device)
-    if request.data is not None and not request.data.exists():
-        raise DataError(f"the data {str(request.data)!r} does not exist")
+    check_data(request.data)
     from quark.torch.language import load_metric, load_model, load_tokenizer, perplexity, read_ids
 
     tokenizer = partial(load_tokenizer, request.model, request.trust_remote_code)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark.cli.output import print_json, say, show, write_text
 from quark.cli.torch_quantize import checked_format, chosen_values, float_type
+from quark.cli.torch_refusals import check_folder, check_format, check_names, check_program
 from quark.cli.torch_request import Explained, Predicted
 from quark.report import Table, file_size
 from quark.report.summary import decision_table, rule_table
@@ -52,7 +53,11 @@ def run_explain(request: Explained, name: str, json: bool) -> None:
 
 def decided(request: Explained) -> tuple[dict[str, Any], Forecast]:
     """Keys and values of the configuration, and what it means for the checkpoint."""
-    values = chosen_values(request)  # mistakes are told before torch is loaded
+    check_folder(request.model)
+    check_names(request.scheme, request.kv_cache, request.layers)
+    check_format(request.format)
+    check_program(request.program)
+    values = chosen_values(request)
     format = checked_format(request, values)
     from quark.torch.config_file import config_of
     from quark.torch.export.checkpoint import read_checkpoint

@@ -14,11 +14,13 @@ from quark.cli.own_algorithms import with_own
 from quark.cli.torch_refusals import (
     CONVERT_NEEDS,
     check_algorithms,
+    check_data,
     check_device,
     check_folder,
     check_format,
     check_names,
     check_output,
+    check_program,
     check_samples,
     split_layers,
 )
@@ -65,6 +67,8 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
     check_folder(request.model)
     check_algorithms(with_own(request.algorithms))
     check_format(request.format)
+    check_program(request.program)
+    check_data(request.source.data)
     check_device(request.device, blocks=resumed and request.source.data is not None)
     check_output(request.output, resumed)
     if request.dtype is not None and request.dtype not in DTYPES:
@@ -356,11 +360,13 @@ def run_convert(request: Converted) -> None:
     Raises:
         ConfigError: codes that cannot be carried over, and nobody said that they may be made anew.
     """
+    check_folder(request.model)
+    check_format(request.format)
+    check_program(request.program)
     from quark.torch.export.formats import chosen_format
     from quark.torch.files.foreign import convert
     from quark.torch.files.prequantized import method_of
 
-    check_folder(request.model)
     if request.scheme is not None:
         run_files(request)
         return

@@ -38,6 +38,7 @@ CACHES = {
 SAMPLED = tuple(row.torch for row in ROWS if row.torch and row.samples)  # algorithms that need samples
 ALGORITHMS = tuple(name for row in ROWS if row.torch for name in (row.torch, row.onnx, *row.also) if name)
 FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "mxfp4", "gguf", "onnx")
+PROGRAMS = ("vllm", "transformers", "llama.cpp", "onnxruntime-genai")
 #: Kinds of devices -> names in ``torch.version`` of libraries; torch must have been built with one of them.
 DEVICES: dict[str, tuple[str, ...]] = {"cpu": (), "meta": (), "cuda": ("cuda", "hip"), "xpu": ("xpu",), "mps": ()}
 NEEDS = "give a text with --data"
@@ -82,6 +83,27 @@ def check_format(name: str | None) -> None:
     """
     if name is not None and name not in FORMATS:
         raise ConfigError(unknown("format", name, FORMATS))
+
+
+def check_program(name: str | None) -> None:
+    """Refuse an unknown program that is to read the result.
+
+    Raises:
+        ConfigError: the nearest name is shown.
+    """
+    if name is not None and name not in PROGRAMS:
+        raise ConfigError(unknown("program", name, PROGRAMS))
+
+
+def check_data(*paths: Path | None) -> None:
+    """Refuse samples that are not there; None: none are given.
+
+    Raises:
+        DataError: their path.
+    """
+    for path in paths:
+        if path is not None and not path.exists():
+            raise DataError(f"the data {str(path)!r} does not exist")
 
 
 def check_folder(model: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import plan_verdict
-from quark.cli.torch_refusals import check_device, check_folder
+from quark.cli.torch_refusals import check_data, check_device, check_folder, check_names, check_program
 from quark.cli.torch_request import RankLayers, SearchLayers, TriedLayers
 from quark.errors import ConfigError
 from quark.report.progress import bars
 from quark.search.plan_file import check_kind
+from quark.search.target import LANGUAGE, check_one
 from quark.search.values import FLOAT
 
 #: What a layer may become beside the scheme where no candidates are given.
@@ -42,6 +43,9 @@ def given(request: TriedLayers) -> Path:
     check_device(request.device)
     if request.source.data is None:
         raise ConfigError("layers are tried on samples: give a text or token ids with --data FILE")
+    check_data(request.source.data)
+    for name in request.candidates:
+        check_names(None if name == FLOAT else name.partition("+")[0], None, ())
     return request.source.data
 
 
@@ -99,6 +103,9 @@ def asked(request: SearchLayers) -> tuple[tuple[str, ...], dict[str, Any]]:
 def run_search(request: SearchLayers) -> None:
     """Find a plan, write it, and tell on standard output."""
     data, wanted = given(request), replace(request.wanted, budget=request.wanted.budget or "size")
+    check_one(wanted.target, wanted.limit, LANGUAGE)
+    check_program(request.program)
+    check_data(wanted.eval_data)
     from quark.torch.export.formats import format_for
     from quark.torch.search import ASKED, save_plan, search
 

@@ -82,6 +82,21 @@ def parse_target(text: str, known: Iterable[str], function: bool = False) -> Tar
     return Target(metric, least, value)
 
 
+#: A target for language models, for messages.
+LANGUAGE = "perplexity<=32"
+
+
+def check_one(target: str | None, limit: float | None, example: str) -> None:
+    """Refuse a search that has neither a target nor a limit, or both; ``example``: a target, for the message.
+
+    Raises:
+        ConfigError: what is to be given.
+    """
+    if (target is None) == (limit is None):
+        both = "" if target is None else ", not both"
+        raise ConfigError(f"give a target such as {example!r} or a limit of the budget{both}")
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a flow can be asked for.
@@ -116,9 +131,7 @@ class Asked:
             check_table(read_table(budget), candidates, self.types)
         elif budget not in BUDGETS:
             raise ConfigError(unknown("budget", budget, BUDGETS))
-        if (target is None) == (limit is None):
-            both = "" if target is None else ", not both"
-            raise ConfigError(f"give a target such as {self.example!r} or a limit of the budget{both}")
+        check_one(target, limit, self.example)
         if function is not None:
             load_function(function)
         if target is not None:

@@ -24,7 +24,7 @@ from quark.search.parts import Split, split_of
 from quark.search.plan_file import figures_of, measured_words, write_plan
 from quark.search.plan_metric import PlanMetric
 from quark.search.solve import Alone, Judges, Question, solve
-from quark.search.target import Asked
+from quark.search.target import LANGUAGE, Asked
 from quark.search.ties import fused
 from quark.search.values import FLOAT, Found, Study
 from quark.torch.config.schemes import scheme
@@ -199,7 +199,7 @@ def stored_type(found: QTensorConfig | list[QTensorConfig] | None) -> str:
 
 
 #: What this flow can be asked for.
-ASKED = Asked(("kl", "perplexity", "sqnr", "cosine", "mse"), "kl", "perplexity<=32", types_of)
+ASKED = Asked(("kl", "perplexity", "sqnr", "cosine", "mse"), "kl", LANGUAGE, types_of)
 
 
 def made(folder: Path) -> Path:
