@@ -40,7 +40,6 @@ ALLOWED = {
                 "torch/export/stacked_blocks.py",
                 "torch/export/formats.py",
                 "torch/files/foreign.py",
-                "torch/files/fp8.py",
                 "torch/files/methods.py",
                 "torch/files/grids.py",
             ),

@@ -237,7 +237,7 @@ def test_a_configuration_that_does_not_fit_the_tensors_is_refused(
         ("aria_text", "int4_wo_32", "at random"),
         ("qwen3_vl_moe", "int4_wo_32", "at random"),  # stacked in the original, and turned
         ("dinov2", "fp8", "makes several tensors of one"),
-        ("olmo_hybrid", "int4_wo_32", "cannot where weights are packed"),
+        ("olmo_hybrid", "int4_wo_32", "of several tensors, which it can only where weights are FP8"),
         ("mt5", "int4_wo_32", "first values"),
         ("bert", "mxfp4", "this model computes in float32"),
         ("llama", "uint4_wo_32", "packed zero points"),

@@ -12,8 +12,7 @@ import torch
 from quark.errors import ConfigError, DataError, ModelError
 from quark.torch import ModelQuantizer
 from quark.torch.export.api import export_compressed_tensors, export_safetensors, import_model_from_safetensors
-from quark.torch.export.state import items_of
-from quark.torch.kv_cache import role_of
+from quark.torch.kv_cache import exported_scales, role_of
 from quark.torch.quantization.config.config import (
     FP8E4M3PerChannelSpec,
     FP8E4M3PerTensorSpec,
@@ -36,12 +35,6 @@ INT4_HEAD = Int4PerGroupSpec(-1, HEAD, is_dynamic=True)
 CHANNEL = Int8PerChannelSpec(-1, True)
 FORMATS = {"fp8": FP8, "int8": Int8PerTensorSpec(), "int8 per token": TOKEN, "int4 per head": INT4_HEAD}
 FORMATS |= {"int8 per channel": CHANNEL, "mxfp4": OCP_MXFP4Spec(-1)}
-
-
-def exported_scales(model: Any) -> dict[str, torch.Tensor]:
-    """The scales of keys and values that a file gets."""
-    made = (item.make() for item in items_of(model, "reorder", "real_quantized"))
-    return {name: value for one in made for name, value in one.items() if ".output_scale" in name}
 
 
 def llama(**changes: Any) -> Any:

@@ -15,7 +15,8 @@ configuration means the same before and after RoPE: ``per_channel`` with axis -1
 with axis 1 (dynamic) one per token, ``per_group`` along -1 with the head size one per token and head.
 
 After calibration ``kv_cache_group`` gives the scales of one attention module their maximum, ``kv_cache_per_head`` those
-of the channels of one head, and ``min_kv_scale`` is the least of all: what is evaluated is what is exported.
+of the channels of one head, and ``min_kv_scale`` is the least of all: what is evaluated is what ``exported_scales``
+hands to a file.
 
 With R3 of QuaRot (``RotationConfig(r3=True)``) keys are turned before they are quantized and turned back behind, which
 is what turned queries and keys give: q^T H^T Q(H k).
@@ -308,3 +309,17 @@ def settle_scales(model: nn.Module, config: QConfig) -> None:
 def widest_in_heads(scale: torch.Tensor, size: int) -> torch.Tensor:
     """Scales of channels [heads * size], each the largest of its head."""
     return scale.reshape(-1, size).amax(1).repeat_interleave(size)
+
+
+def exported_scales(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Static scales of keys and values, named ``<projection>.output_scale`` as in a checkpoint.
+
+    A fused projection after RoPE has two: ``<projection>.output_scale`` of the keys and
+    ``<projection>.output_scale_2`` of the values. Empty for a model whose cache is not quantized, or dynamically.
+    """
+    config = getattr(model, "quant_config", None)
+    scales: dict[str, torch.Tensor] = {}
+    for _, projection, part in scaled_parts(model, config) if config is not None else ():
+        name = f"{projection}.output_scale"
+        scales[f"{name}_2" if name in scales else name] = scale_of(part)
+    return scales

@@ -50,7 +50,7 @@ OF_PEER: dict[str, DataTypeSpec] = {
 
 def quantizer_for(config: Weight, x: torch.Tensor) -> Quantizer:
     stages = QLayerConfig(weight=config).stages("weight")
-    quantizer = make_quantizer(stages, "weight")
+    quantizer = make_quantizer(stages, "weight", constant=True)
     calibrate_with(quantizer, x)
     return quantizer
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from quark.numerics.elements import ELEMENTS
+from quark.numerics.blocks import FP4
 from quark.numerics.granularity import Block2D
 from quark.numerics.packing import AWQ_ORDER, unpack
 
@@ -22,7 +22,6 @@ Decoder = Callable[[Parts], torch.Tensor]
 ROUNDED = 2.0**-7
 """Of a value: a step of bfloat16. The library divides where we multiply, so that a product half-way between two values
 of bfloat16 may go to either; scales of blocks and codes that are wrong move values by 2^-4 and more."""
-FP4 = ELEMENTS["fp4_e2m1"]
 BIAS = 127  # of E8M0
 COMPRESSED = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape")
 
