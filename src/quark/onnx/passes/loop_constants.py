@@ -26,6 +26,8 @@ def run(graph: ir.Graph) -> int:
 def _read_from_outside(graph: ir.Graph, node: ir.Node) -> int:
     (body,) = bodies(node)
     around, inside, made = (2, 2, 1) if node.op_type == "Loop" else (0, 0, 0)  # what stands before the state
+    if len(node.inputs) - around != len(body.inputs) - inside or len(node.outputs) != len(body.outputs) - made:
+        return 0  # a Scan of opset 8, whose first input is the lengths of sequences, or what no runtime accepts
     scanned = int_attribute(node, "num_scan_inputs", 0)
     states = [k for k in range(len(node.inputs) - around - scanned) if is_constant(node.inputs[around + k])]
     fixed = [k for k in states if _comes_back(body.inputs[inside + k], k + made, body.outputs, node.outputs[k])]
