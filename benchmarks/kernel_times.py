@@ -37,15 +37,12 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks import measure, record
+from quark.onnx.qdq.slower import COPIED, convolution, copied
 
 RUNS = 60
 HEADER = ["kind", "form", "call_us", "element_ns", "product_us"]
 CHAIN = 200
 DOMAINS = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-#: Channels that kernels compute at a time.
-TOGETHER = 16
-#: Convolutions that copy the rows of the kernel.
-ROWS = frozenset(["Conv 1x1 narrow", "Conv image", "Conv narrow"])
 #: Rows of the borders between float and integers, alone and where images change their layout, too.
 BORDERS = ("QuantizeLinear", "DequantizeLinear", "QuantizeLinear image", "DequantizeLinear image")
 #: Operators that run in the layout of the convolution before them, where there is one: they are measured behind it.
@@ -68,44 +65,43 @@ def samples() -> Iterator[Sample]:
     """Every kind at several shapes."""
     for channels, size in itertools.product((16, 32, 64, 128, 256), (7, 14, 28, 56)):
         if channels * size * size <= 2**18:
-            yield _conv("Conv 1x1", channels, channels, size, 1)
-            yield _conv("Conv depthwise", channels, channels, size, 3, channels)
-            yield _conv("Conv depthwise", channels, channels, size, 5, channels)
-            yield _conv("Conv depthwise", channels, channels, size, 3, channels, 2)
+            yield _conv(channels, channels, size, 1)
+            yield _conv(channels, channels, size, 3, channels)
+            yield _conv(channels, channels, size, 5, channels)
+            yield _conv(channels, channels, size, 3, channels, 2)
             if channels <= 128:
-                yield _conv("Conv", channels, channels, size, 3)
-                yield _conv("Conv", channels, 2 * channels, size, 3, 1, 2)
-                yield _conv("Conv grouped", channels, channels, size, 3, 4)
-            yield _conv("Conv 1x1", channels, 2 * channels, size, 1)
+                yield _conv(channels, channels, size, 3)
+                yield _conv(channels, 2 * channels, size, 3, 1, 2)
+                yield _conv(channels, channels, size, 3, 4)
+            yield _conv(channels, 2 * channels, size, 1)
     for channels, size, kernel, stride in itertools.product((8, 16, 24, 32, 64), (8, 16, 32), (1, 3), (1, 2)):
         if channels * size**3 <= 2**20 and kernel >= stride:  # what is copied leaves the caches: large ones count
-            if channels >= TOGETHER:
-                yield _conv("Conv 3D", channels, channels, size, kernel, 1, stride, 3)
+            if channels >= 16:
+                yield _conv(channels, channels, size, kernel, 1, stride, 3)
             for made in (4, 8, 12):
-                yield _conv("Conv 3D narrow", channels, made, size, kernel, 1, stride, 3)
+                yield _conv(channels, made, size, kernel, 1, stride, 3)
             if kernel > 1:
-                yield _conv("Conv 3D depthwise", channels, channels, size, kernel, channels, stride, 3)
+                yield _conv(channels, channels, size, kernel, channels, stride, 3)
     for channels, size, kernel in itertools.product((16, 32, 64, 128, 256), (32, 128, 512, 2048), (3, 5, 9)):
         if channels * size <= 2**17:
-            yield _conv("Conv 1D", channels, channels, size, kernel, 1, 1, 1)
-            yield _conv("Conv 1D depthwise", channels, channels, size, kernel, channels, 1, 1)
+            yield _conv(channels, channels, size, kernel, 1, 1, 1)
+            yield _conv(channels, channels, size, kernel, channels, 1, 1)
     for parts, size, stride in itertools.product(
         (8, 24, 40, 56, 72, 120, 12, 20, 28, 36, 60, 100), (7, 14, 28), (1, 2)
     ):
-        kind = f"Conv depthwise {8 if parts % 8 == 0 else 1}"
-        yield _conv(kind, parts, parts, size, 3, parts, stride)
-        yield _conv(kind, parts, parts, size, 5, parts, stride)
+        yield _conv(parts, parts, size, 3, parts, stride)
+        yield _conv(parts, parts, size, 5, parts, stride)
     for read, made, size, stride in itertools.product((5, 8, 12, 16, 32, 64), (4, 8, 12), (14, 28, 56), (1, 2)):
-        yield _conv("Conv narrow", read, made, size, 3, 1, stride)
+        yield _conv(read, made, size, 3, 1, stride)
         if stride == 1:
-            yield _conv("Conv narrow", read, made, size, 7)
-            yield _conv("Conv 1x1 narrow", read, made, size, 1)
+            yield _conv(read, made, size, 7)
+            yield _conv(read, made, size, 1)
     for made, size, stride in ((4, 8, 1), (16, 8, 1), (8, 16, 1), (16, 16, 2), (16, 32, 2), (16, 32, 1)):
-        yield _conv("Conv image", 3, made, size, 3, 1, stride)
-        yield _conv("Conv image", 1, made, size, 3, 1, stride)
+        yield _conv(3, made, size, 3, 1, stride)
+        yield _conv(1, made, size, 3, 1, stride)
     for made, size, kernel in ((16, 64, 3), (32, 112, 3), (24, 176, 3), (16, 224, 6), (64, 112, 7), (96, 64, 11)):
-        yield _conv("Conv image", 3, made, size, kernel, 1, 2)
-        yield _conv("Conv image", 1, made, size, kernel, 1, 2)
+        yield _conv(3, made, size, kernel, 1, 2)
+        yield _conv(1, made, size, kernel, 1, 2)
     for rows, size in itertools.product((1, 8, 64, 256), (32, 64, 128, 256, 512)):
         kind, products = "MatMul weight" if rows > 1 else "MatMul row", rows * size * size
         yield Sample(kind, "MatMul", ((1, rows, size),), (size, size), (), products)
@@ -141,14 +137,12 @@ def _light(shape: tuple[int, ...]) -> Iterator[Sample]:
     yield Sample("BORDER", "BORDER", (shape,))
 
 
-def _conv(
-    kind: str, read: int, made: int, size: int, kernel: int, group: int = 1, stride: int = 1, rank: int = 2
-) -> Sample:
+def _conv(read: int, made: int, size: int, kernel: int, group: int = 1, stride: int = 1, rank: int = 2) -> Sample:
     out = -(-size // stride)
     attributes = (("group", group), ("pads", [kernel // 2] * 2 * rank), ("strides", [stride] * rank))
-    whole = made if group not in (1, made) or rank != 2 else -(-made // TOGETHER) * TOGETHER
-    weight, products = (made, read // group, *[kernel] * rank), whole * (out * kernel) ** rank * read // group
-    return Sample(kind, "Conv", ((1, read, *[size] * rank),), weight, attributes, products)
+    weight = (made, read // group, *[kernel] * rank)
+    kind, products = convolution(weight, group, made * (out * kernel) ** rank * read // group)
+    return Sample(kind, "Conv", ((1, read, *[size] * rank),), weight, attributes, round(products))
 
 
 def _lstm(steps: int, batch: int, read: int, state: int) -> Sample:
@@ -345,10 +339,8 @@ def border_times(one: Sample, folder: Path) -> tuple[float, ...]:
 def elements(one: Sample, outputs: int = 0) -> int:
     """Elements of the largest tensor that is computed."""
     read = [int(np.prod(shape)) for shape in one.inputs]
-    if one.kind in ROWS and one.weight is not None:
-        return one.products // (-(-one.weight[0] // TOGETHER) * TOGETHER * one.weight[1] * one.weight[-1])
-    if one.kind.startswith("Conv 3D") and one.weight is not None:
-        return one.products // (one.weight[0] * one.weight[1])
+    if one.kind in COPIED and one.weight is not None:
+        return copied(one.kind, one.weight, outputs // one.weight[0])
     if one.op_type == "LSTM" and one.weight is not None:
         return one.products // (one.weight[2] + one.weight[1] // 4)
     return max(*read, outputs, sum(read) if one.op_type == "Concat" else 0)

@@ -53,7 +53,7 @@ _LIKE = {
 #: Convolutions that copy what the kernel covers at each place, row by row or one by one. The time of others goes by the
 #: larger tensor.
 _ROWS = frozenset(["Conv 1x1 narrow", "Conv image", "Conv narrow"])
-_ONE_BY_ONE = frozenset(["Conv 3D", "Conv 3D depthwise", "Conv 3D narrow"])
+COPIED = _ROWS | {"Conv 3D", "Conv 3D depthwise", "Conv 3D narrow"}
 #: Channels that kernels compute at a time.
 _TOGETHER = 16
 #: Any other: a kernel that has no integer form.
@@ -174,9 +174,9 @@ def _node_times(node: ir.Node) -> tuple[float, float]:
     known = [one or 0 for one in (*read, *made)]
     elements = max(*known, sum(known[: len(read)]) if node.op_type == "Concat" else 0)
     kind, products = _kind(node)
-    if kind in _ROWS | _ONE_BY_ONE:
+    if kind in COPIED:
         shape = _sizes(node.inputs[1]) or [_TOGETHER, 1, 1]
-        elements = (known[-1] // shape[0]) * math.prod(shape[2:]) // (shape[-1] if kind in _ROWS else 1)
+        elements = copied(kind, shape, known[-1] // shape[0])
     times = _time(kind, "float", elements, products), _time(kind, "integer", elements, products)
     if node.op_type == "ConvTranspose":  # no integer kernel: the float one between conversions
         return times[0], times[0] + _time(_OTHER, "integer", elements) - _time(_OTHER, "float", elements)
@@ -191,7 +191,7 @@ def _kind(node: ir.Node) -> tuple[str, float]:
         products = float(made * math.prod(shape[1:]))
         if node.op_type == "ConvTranspose":
             return "Conv", float((_elements(node.inputs[0]) or 0) * math.prod(shape[1:]))
-        return _convolution(shape, group, products)
+        return convolution(shape, group, products)
     if node.op_type in ("MatMul", "Gemm") and node.inputs[1] is not None:
         depth = (_sizes(node.inputs[0]) or [1])[-1]
         rows = made // max((_sizes(node.outputs[0]) or [1])[-1], 1)
@@ -201,7 +201,12 @@ def _kind(node: ir.Node) -> tuple[str, float]:
     return kind if (kind, "float") in table() else _OTHER, 0.0
 
 
-def _convolution(shape: Sequence[int], group: int, products: float) -> tuple[str, float]:
+def copied(kind: str, shape: Sequence[int], places: int) -> int:
+    """What a convolution of a kind in ``COPIED`` copies, by the shape of its weight and the places of its output."""
+    return places * math.prod(shape[2:]) // (shape[-1] if kind in _ROWS else 1)
+
+
+def convolution(shape: Sequence[int], group: int, products: float) -> tuple[str, float]:
     """The row of a convolution by the shape of its weight, and its products: those of whole groups of channels."""
     made, read, *kernel = shape
     whole = products * (-(-made // _TOGETHER) * _TOGETHER) / made
