@@ -29,6 +29,7 @@ from quark.cli.beside import recipe_beside
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
+from quark.cli.torch_refusals import check_data, check_output
 from quark.cli.torch_verdict import MEASURES, cache_lines
 from quark.errors import ConfigError
 from quark.files.ours import MARK
@@ -54,20 +55,7 @@ def run(request: Auto) -> None:
     Raises:
         typer.Exit: with the code 3, where nothing is within the tolerance.
     """
-    from quark.cli.torch_refusals import check_data, check_output
-
-    if request.labels is not None:
-        raise ConfigError("--labels is for ONNX models; for a torch model write a function: --metric FILE.py:FUNCTION")
-    other = source_words(replace(request.source, data=None, samples=None))
-    other += ["--workers"] if request.workers != 1 else []
-    if other:
-        raise ConfigError(
-            f"{other[0]} is for ONNX models; a folder takes --data (a text, token ids), --samples, --seq-len"
-        )
-    if request.source.data is None:
-        raise ConfigError("give a text or token ids with --data FILE")
-    check_data(request.source.data)
-    start, output = time.perf_counter(), request.output
+    data, start, output = _data(request), time.perf_counter(), request.output
     check_output(output)
     from quark.files.folder import new_folder
     from quark.torch.files.prequantized import as_float
@@ -75,7 +63,7 @@ def run(request: Auto) -> None:
     goal = _goal(request)
     recipe = next(recipe_beside(vars(request)))
     with as_float(request.model, output) as folder:
-        found, samples, model = _found(request, goal, folder, start)
+        found, samples, model = _found(request, data, goal, folder, start)
         outputs = {"recipe": recipe} | (
             {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
         )
@@ -87,6 +75,27 @@ def run(request: Auto) -> None:
                 if request.report is not None:
                     write_page(_page(request, found, verdict), paths["report"])
     tell(_facts(found, verdict) if request.json else trial_table(found), verdict, (output, recipe.path), found.solved)
+
+
+def _data(request: Auto) -> Path:
+    """Where samples come from; refused is what is for ONNX models, and samples that are not there.
+
+    Raises:
+        ConfigError: an option of ONNX models, or nobody says where.
+        DataError: the file is not there.
+    """
+    if request.labels is not None:
+        raise ConfigError("--labels is for ONNX models; for a torch model write a function: --metric FILE.py:FUNCTION")
+    other = source_words(replace(request.source, data=None, samples=None))
+    other += ["--workers"] if request.workers != 1 else []
+    if other:
+        raise ConfigError(
+            f"{other[0]} is for ONNX models; a folder takes --data (a text, token ids), --samples, --seq-len"
+        )
+    if request.source.data is None:
+        raise ConfigError("give a text or token ids with --data FILE")
+    check_data(request.source.data)
+    return request.source.data
 
 
 def _goal(request: Auto) -> Goal:
@@ -104,14 +113,13 @@ def _goal(request: Auto) -> Goal:
     return Goal(request.goal, drop, own, seconds, request.ledger, digest_of(None if own is None else request.metric))
 
 
-def _found(request: Auto, goal: Goal, folder: Path, start: float) -> tuple[Outcome, list[Any], Any]:
+def _found(request: Auto, data: Path, goal: Goal, folder: Path, start: float) -> tuple[Outcome, list[Any], Any]:
     """The trials, the samples and the float model; what reading took since ``start`` is no time for trials."""
     from quark.torch.auto import auto
     from quark.torch.language import calibration_samples, check_ids, load_model, load_tokenizer, read_ids
 
-    source = request.source
-    rows = read_ids(Path(str(source.data)), partial(load_tokenizer, folder))
-    samples = calibration_samples(rows, request.seq_len, source.samples or WINDOWS)
+    rows = read_ids(data, partial(load_tokenizer, folder))
+    samples = calibration_samples(rows, request.seq_len, request.source.samples or WINDOWS)
     model = load_model(folder)
     check_ids(model, [sample["input_ids"][0] for sample in samples])
     goal = replace(goal, seconds=goal.seconds - (time.perf_counter() - start))
