@@ -23,6 +23,7 @@ import pytest
 from tests.onnx_flow.models import model, normal, session
 
 from quark.cli import main
+from quark.demo import data as demo
 from quark.errors import ConfigError
 from quark.measure.outputs import Outputs
 from quark.onnx import AdaRoundConfig, Config, ModelQuantizer
@@ -374,14 +375,31 @@ def test_a_search_ends_with_the_verdict_about_its_model_and_the_command_that_mak
     subjects = ["result", "chosen by", "reported", "note", "accuracy", "speed", "size", "coverage", "next"]
     told = [line for line in lines if line[:10].strip() in subjects][-10:]
     assert [line[:10].strip() for line in told][:9] == subjects
-    assert "samples that decided nothing" in told[4] and "smaller" in told[6]
+    assert "4 samples, of which 1 decided nothing" in told[4] and "smaller" in told[6]
     asked = shlex.split(told[8][10:])
     assert asked[:3] == ["quark", "onnx", "quantize"] and main(asked[1:]) == 0
     made = Path(asked[asked.index("-o") + 1])
-    accuracy = compare(path, made, feeds(4)[3:], layers=False).outputs["y"].sqnr
+    accuracy = compare(path, made, feeds(4), layers=False).outputs["y"].sqnr
     assert accuracy == pytest.approx(float(told[4].split(" dB")[0].split()[-1]), abs=1.5)  # half the samples calibrate
     again = shlex.split(told[9].partition("not tried: ")[2])
     assert again[again.index("--target") + 1] == "sqnr>=22" and again[again.index("-c") + 1] == "uint8/int4"
+
+
+def test_a_search_and_quantize_say_the_same_of_a_classifier_whose_answers_few_samples_do_not_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four samples decide nothing, which are too few winners to count: decibels alone said another thing."""
+    np.savez(tmp_path / "s.npz", image=demo.split()[0][0][:16])
+    words = ["-p", "A8W8_CPU", "--data", str(tmp_path / "s.npz"), "-o", str(tmp_path / "plan.yaml"), "--json"]
+    words += ["-c", "uint8/int4", "--target", "sqnr>=5", "--budget", "size"]
+    assert main(["onnx", "search", str(demo.model_path()), *words]) == 0
+    verdict = json.loads(capsys.readouterr().out)["verdict"]
+    asked = shlex.split(verdict["next"][0])
+    asked[asked.index("-o") + 1] = str(tmp_path / "mixed.onnx")
+    assert main([*asked[1:], "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)["verdict"]["accuracy"]
+    one, other = verdict["accuracy"], again
+    assert one["word"] == other["word"] and all("top-1 answers" in found["reason"] for found in (one, other))
 
 
 def test_a_search_fails_for_what_its_model_lacks_and_says_when_nothing_is_to_be_won(

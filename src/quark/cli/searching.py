@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from quark.cli.common import Wanted
-from quark.cli.quantization import Check, check_of, demanded
+from quark.cli.quantization import CHECKED, Check, check_of, demanded
 from quark.cli.requests import Rank, Search, Tried
 from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import plan_verdict
@@ -20,7 +21,7 @@ from quark.cli.verdicts import Subject, judge_all
 from quark.files.private import private_folder
 from quark.onnx import Config, ModelQuantizer
 from quark.onnx.config_file import config_of, read_values
-from quark.onnx.data import samples_of
+from quark.onnx.data import Feed, samples_of
 from quark.onnx.recipes import Choice
 from quark.onnx.search import ASKED, save_plan, search, split_of
 from quark.onnx.sensitivity import sensitivity
@@ -104,7 +105,9 @@ def run_search(request: Search) -> None:
             progress=partial(update, "layers"),
             **wanted.asked(),
         )
-    lines, check, settings = _judged(request, values, found, split_of(samples, held_out, wanted.metric is not None))
+    parts = split_of(samples, held_out, wanted.metric is not None)
+    shown = _shown(parts, samples if held_out is None else held_out)
+    lines, check, settings = _judged(request, values, found, parts.fit, shown)
     found = replace(found, settings={**found.settings, **settings})
     verdict = plan_verdict(found, wanted, _following(request, wanted), lines, _again(request, wanted, lines))
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
@@ -136,31 +139,38 @@ def _again(request: Search, wanted: Wanted, lines: Sequence[Line]) -> list[str]:
     return [f"not good enough? not tried: {shlex.join(words)}"]
 
 
+def _shown(parts: Split, whole: Any) -> tuple[list[Feed], str]:
+    """The samples of the verdict, in words too: those that decided nothing, if they are as many as ``quantize`` looks
+    at; otherwise what it looks at, since few samples have too few answers to tell, and both commands say the same."""
+    apart = [] if parts.report is None else list(islice(samples_of(parts.report), CHECKED))
+    if len(apart) == CHECKED:
+        return apart, f"{CHECKED} samples that decided nothing"
+    seen = list(islice(samples_of(whole), CHECKED))
+    told = f"{len(seen)} samples, of which {len(apart)} decided nothing"
+    return seen, told if apart else f"{len(seen)} samples that also decided"
+
+
 def _judged(
-    request: Search, values: Mapping[str, Any], found: Found, split: Split
+    request: Search, values: Mapping[str, Any], found: Found, fit: Any, shown: tuple[list[Feed], str]
 ) -> tuple[list[Line], Check | None, Mapping[str, Any]]:
-    """The lines of ``quantize`` about the model that a plan makes, on samples that decided as little as possible; the
-    options that making it decided."""
+    """The lines of ``quantize`` about the model that a plan makes; the options that making it decided.
+
+    Args:
+        request, values, found: what was asked for, the configuration, and the plan.
+        fit: the samples that calibrate.
+        shown: those that are judged on, and what they are called.
+    """
     pinned = values.get("layers") or {}
     if set(found.layers.values()) == {FLOAT} and not pinned:
         return [Line("speed", "same", "every layer stays in float: there is nothing to win", bad=True)], None, {}
-    on, what = next(
-        (part, words)
-        for part, words in (
-            (split.report, "samples that decided nothing"),
-            (split.choose, "samples that chose the plan"),
-            (split.fit, "samples that calibrated and chose the plan"),
-        )
-        if part is not None
-    )
     config = Config(config_of({**values, "layers": {**found.layers, **pinned}}))
     config.global_quant_config.extra_options |= {"PrintSummary": False, **found.settings}
     libraries = config.global_quant_config.extra_options.get("UserCustomOpLibPath")
     with private_folder() as folder:
         made = folder / "mixed.onnx"
-        result = ModelQuantizer(config).run(request.model, made, split.fit)
-        check = check_of(request.model, made, samples_of(on), False, libraries)
-        where = "on generated data, which says little" if request.source.random else f"on {len(check.samples)} {what}"
+        result = ModelQuantizer(config).run(request.model, made, fit)
+        check = check_of(request.model, made, shown[0], False, libraries)
+        where = "on generated data, which says little" if request.source.random else f"on {shown[1]}"
         choice = None if request.config else Choice(request.chosen)
         subject = Subject(request.model, made, choice, (), where, check.samples[0])
         lines = judge_all(subject, result.plan, check.comparison, check.seconds)
