@@ -127,7 +127,6 @@ def test_methods_with_needs_of_their_own_work_where_these_are_met() -> None:
 
 
 def test_what_cannot_be_is_refused(made_up: str) -> None:
-
     for change, words in (
         ({"calibration_method": "tree_sigma"}, "Did you mean 'three_sigma'"),
         ({"calibration_method": made_up, "calibration_settings": {"facto": 2}}, "Did you mean 'factor'"),

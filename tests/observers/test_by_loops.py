@@ -184,7 +184,8 @@ def test_few_bins_have_no_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     statistic = Histogram()
     statistic.update(np.array([-0.5, 3.0], np.float32))
     for count, width, whole in ((128, 2.0, True), (127, 2.0, True), (129, 2.0, False), (500, 0.0, True)):
-        monkeypatch.setattr(entropy, "magnitudes", lambda _, found=(np.ones(count), width): found)
+        bins = np.ones(count), width
+        monkeypatch.setattr(entropy, "magnitudes", lambda _, bins=bins: bins)
         monkeypatch.setattr(entropy, "_fair", lambda *_: None)
         monkeypatch.setattr(entropy.Divergences, "at", lambda self, sizes: dict.fromkeys(sizes, 0.0))
         found = entropy._least_divergence(statistic, GRIDS["uint8"], 128, False)
