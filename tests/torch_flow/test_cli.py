@@ -15,7 +15,7 @@ from quark.torch import LLMTemplate
 from quark.torch.export.api import import_model_from_safetensors
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.files import quantize
-from quark.torch.language import batches, perplexity, windows
+from quark.torch.language import batches, first_windows, perplexity, windows
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -115,6 +115,30 @@ def test_the_perplexity_is_that_of_the_definition(folder: Path, capsys: Capture)
     assert sum(len(part) - 1 for part in parts) == len(ids[0]) - 1  # every token once
     assert typed("evaluate", folder / "model", "--data", folder / "text.txt", "--seq-len", 1000) == 0
     assert f"{float(loss.exp()):.2f}"[:-1] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sizes", [(9,), (8,), (2, 9, 5), (1, 1, 7, 3), (4, 4, 4), (1, 5, 1)])
+@pytest.mark.parametrize("length", [1, 3, 4, 20])
+def test_samples_limit_what_is_measured(sizes: tuple[int, ...], length: int) -> None:
+    rows = list(torch.arange(sum(sizes)).split(sizes))
+    everything = [part.tolist() for part in windows(rows, length) if len(part) > 1]
+    for most in range(1, len(everything) + 2):
+        kept = first_windows(rows, length, most)
+        assert [part.tolist() for part in windows(kept, length)] == everything[:most]
+
+
+def test_evaluate_and_quantize_measure_the_same_samples(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Of four documents, one window each or several; the figure of all windows is another one."""
+    source = ["--data", folder / "lines.jsonl", "--seq-len", 8, "--json"]
+    output = tmp_path / "out"
+    assert typed("quantize", folder / "model", "-o", output, "--scheme", "fp8", "--samples", 3, *source) == 0
+    told = object_on(capsys)["perplexity_before"]
+    found = {}
+    for most in (None, 3):
+        assert typed("evaluate", folder / "model", *source, *([] if most is None else ["--samples", most])) == 0
+        found[most] = object_on(capsys)
+    assert found[3]["perplexity"] == told != found[None]["perplexity"]
+    assert found[3]["tokens"] < found[None]["tokens"]
 
 
 def test_files_are_those_of_memory(folder: Path, tmp_path: Path, capsys: Capture) -> None:

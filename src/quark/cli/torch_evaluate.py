@@ -24,11 +24,12 @@ def run(request: Evaluate) -> None:
     check_folder(request.model)
     check_device(request.device)
     check_data(request.data)
-    from quark.torch.language import load_metric, load_model, load_tokenizer, perplexity, read_ids
+    from quark.torch.language import first_windows, load_metric, load_model, load_tokenizer, perplexity, read_ids
 
     tokenizer = partial(load_tokenizer, request.model, request.trust_remote_code)
     function = load_metric(request.metric) if request.metric else None
     rows = read_ids(request.data, tokenizer) if request.data else []
+    rows = rows if request.samples is None else first_windows(rows, request.seq_len, request.samples)
     model = load_model(request.model, request.device, request.trust_remote_code)
     facts: dict[str, Any] = {"model": str(request.model)}
     if rows:

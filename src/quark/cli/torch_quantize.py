@@ -159,6 +159,7 @@ def in_memory(request: FolderJob, values: dict[str, Any], format: str, check: bo
     from quark.torch.language import (
         calibration_samples,
         check_ids,
+        first_windows,
         load_model,
         load_tokenizer,
         perplexity,
@@ -175,7 +176,7 @@ def in_memory(request: FolderJob, values: dict[str, Any], format: str, check: bo
     model = model.float() if format == "onnx" else model
     config = decided(model, request, values, format)
     facts: dict[str, Any] = {}
-    measured = [row[: source.samples * source.seq_len] for row in rows[: source.samples]] if check else []
+    measured = first_windows(rows, source.seq_len, source.samples) if check else []
     if measured:
         facts["perplexity_before"] = perplexity(model, measured, source.seq_len)
     facts |= quantized(model, request, config, samples, format)

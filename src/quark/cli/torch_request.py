@@ -325,6 +325,9 @@ class Evaluate:
 
     model: ModelDir
     data: Text = None
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Measure at most so many windows of the data; all by default.")
+    ] = None
     seq_len: Length = 512
     metric: Annotated[
         str | None,

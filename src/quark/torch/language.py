@@ -240,6 +240,17 @@ def windows(rows: list[Ids], length: int) -> Iterator[Ids]:
         yield from (row[start : start + length + 1] for start in range(0, max(len(row) - 1, 1), length))
 
 
+def first_windows(rows: list[Ids], length: int, most: int) -> list[Ids]:
+    """The front of ``rows``, of which a perplexity measures at most ``most`` windows; rows without one are left out."""
+    found: list[Ids] = []
+    for row in rows:
+        kept = row[: most * length + 1]
+        if most and len(kept) > 1:
+            found.append(kept)
+            most -= math.ceil((len(kept) - 1) / length)
+    return found
+
+
 def calibration_samples(rows: list[Ids], length: int, count: int) -> list[dict[str, Ids]]:
     """The first ``count`` windows of ``length`` ids, as arguments of a model; short ones only if all are short."""
     parts = [row[start : start + length] for row in rows for start in range(0, len(row), length)]
