@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,22 @@ def test_evaluate_and_quantize_measure_the_same_samples(folder: Path, tmp_path: 
         found[most] = object_on(capsys)
     assert found[3]["perplexity"] == told != found[None]["perplexity"]
     assert found[3]["tokens"] < found[None]["tokens"]
+
+
+@pytest.mark.parametrize("kind", ["clip", "wav2vec2", "t5", "dinov2"])
+def test_a_model_that_does_not_run_on_tokens_is_told_in_a_sentence(kind: str, tmp_path: Path, capsys: Capture) -> None:
+    """Pictures, sound, or the words that a decoder begins with are missing."""
+    from tests.consumers import tiny
+
+    tiny.made(kind, dict(tiny.model_types())[kind], {}).save_pretrained(tmp_path / "model")
+    np.save(tmp_path / "ids.npy", np.full((2, 8), 5))
+    before = sorted(tmp_path.iterdir())
+    source, goal = ["--data", tmp_path / "ids.npy", "--seq-len", 8], ["-o", tmp_path / "out", "--scheme", "fp8"]
+    for words in (["quantize", *goal], ["quantize", *goal, "--no-check"], ["quantize-files", *goal], ["evaluate"]):
+        assert typed(words[0], tmp_path / "model", *words[1:], *source) == 1, words
+        error = sentence(capsys)
+        assert re.search("token ids alone|decoder blocks|predicts no tokens", error), error
+        assert sorted(tmp_path.iterdir()) == before, words
 
 
 def test_files_are_those_of_memory(folder: Path, tmp_path: Path, capsys: Capture) -> None:

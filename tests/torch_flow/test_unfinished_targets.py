@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,8 +58,6 @@ OTHERS = {
 def test_another_job_does_not_take_it(
     format: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import numpy as np
-
     monkeypatch.chdir(models)
     np.save(models / "ids.npy", np.arange(128).reshape(16, 8) % 8 + 1)
     (tmp_path / "whole").mkdir()
@@ -93,3 +92,30 @@ def test_another_job_does_not_take_it(
         name: content for name, content in contents(tmp_path / "whole").items() if name.endswith(".safetensors")
     }
     shutil.rmtree(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("format", BEGUN)
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("fault", ["nan", "no blocks"])
+def test_a_job_that_is_refused_before_it_finished_anything_leaves_nothing(
+    fault: str, there: bool, format: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its mark would be refused as that of an interrupted job when the command is repeated with a mended input."""
+    config = transformers.LlamaConfig(vocab_size=48, **SIZES)
+    model = transformers.LlamaForCausalLM(config)
+    words = ["torch", "quantize-files", str(tmp_path / "model"), "-o", str(tmp_path / "out"), "--format", format]
+    if fault == "nan":
+        model.model.layers[0].mlp.up_proj.weight.data[0, 0] = float("nan")
+        words += ["-s", "int4_wo_32"]
+    else:
+        towers = {"text_config": SIZES, "vision_config": {**SIZES, "image_size": 8, "patch_size": 4}}
+        model = transformers.CLIPModel(transformers.CLIPConfig(**towers))
+        np.save(tmp_path / "ids.npy", np.ones((2, 8), np.int64))
+        words += ["-s", "fp8", "--data", str(tmp_path / "ids.npy"), "--seq-len", "8"]
+    model.save_pretrained(tmp_path / "model")
+    if there:
+        (tmp_path / "out").mkdir()
+    before = sorted(tmp_path.iterdir())
+    assert main(words) == 1
+    assert "error: " in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before or there and not any((tmp_path / "out").iterdir())

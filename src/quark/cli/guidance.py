@@ -78,6 +78,11 @@ FLAGS: tuple[tuple[str, str], ...] = (
     ),
     (r"^nodes_to_exclude: ", "--exclude: "),
     (
+        r"^use_cache: (.*); export it without use_cache$",
+        r"--format onnx: \1, and onnxruntime-genai runs nothing else; use --format quark or compressed-tensors, or "
+        r"`quark.torch.export_onnx` in Python, which writes a graph without a cache",
+    ),
+    (
         r"dataloader is None: give one, or use is_dynamic=True",
         "there are none: add `--data text.txt`, or choose a scheme with dynamic activations, such as ptpc_fp8",
     ),

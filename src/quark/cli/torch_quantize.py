@@ -243,11 +243,13 @@ def quantized(model: Any, request: FolderJob, config: QConfig, samples: Sequence
     from quark.torch.export.write_as import export_as
     from quark.torch.files.carried import carry_over
     from quark.torch.files.carried import facts_of as facts_of_carried
+    from quark.torch.language import samples_of_ids
     from quark.torch.quantized_layer import quantized_layers, stored_apart
 
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
-    quantizer.quantize_model(model, samples or None)
+    with samples_of_ids(type(model).__name__):
+        quantizer.quantize_model(model, samples or None)
     carried = carry_over(model, request.model, config.shared_scale_groups)
     size = bytes_of(request.max_shard_size or SHARD)
     loss = export_as(model, request.output, format, request.model, size, request.verify, request.program)
@@ -273,10 +275,11 @@ def run_files(request: FolderJob) -> None:
     """Quantize file by file, and tell on standard output."""
     refuse(request, resumed=True)
     from quark.torch.files.prequantized import as_float
+    from quark.torch.language import samples_of_ids
 
     format, start = checked_format(request, chosen_values(request)), time.perf_counter()
     refuse_without_samples(request)
-    with as_float(request.model, request.output) as folder:
+    with as_float(request.model, request.output) as folder, samples_of_ids("the model"):
         facts = by_files(request, folder, format)
     tell(request, facts | {"seconds": time.perf_counter() - start}, request.json)
 

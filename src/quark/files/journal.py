@@ -252,6 +252,11 @@ class Journal:
         if self._path is not None and not os.path.lexists(self._path):
             self._write(self._path, {})
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is finished."""
+        return not self._values and (self._path is None or not self._state.tensors)
+
     def settle(self) -> None:
         """The job is over: what only the last write but one needs is removed."""
         if self._path is not None:

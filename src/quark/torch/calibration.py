@@ -25,6 +25,9 @@ from quark.torch.kv_cache import cache_quantizers
 from quark.torch.quantized_layer import forget_quantized, quantized_layers, static_parts
 from quark.torch.softmax import softmax_quantizers
 
+RAISED_BY = "raised by sample"
+"""How the note begins that an error of the model gets while a sample runs."""
+
 
 def calibrate(model: nn.Module, samples: Iterable[Any]) -> list[str]:
     """Find the static ranges of the activations of ``model``.
@@ -61,7 +64,7 @@ def noted(model: nn.Module, sample: Any, number: int) -> int:
     try:
         return run(model, sample)
     except Exception as error:
-        error.add_note(f"raised by sample {number} of the dataloader: {described(sample)}")
+        error.add_note(f"{RAISED_BY} {number} of the dataloader: {described(sample)}")
         raise
 
 

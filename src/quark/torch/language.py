@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from quark.errors import DataError, ModelError
+from quark.errors import DataError, ModelError, QuarkError
 from quark.numerics.array_files import ArrayArchive, load_array
 from quark.reading import parse_json, read_json, read_text, reason_of, regular_file
 from quark.report.progress import bars
 from quark.search.function import load_function
+from quark.torch.calibration import RAISED_BY
+from quark.torch.template_reading import vocabularies
 
 Ids = torch.Tensor
 NUMBER = re.compile(r"\d+")
@@ -33,14 +35,15 @@ DAMAGED_TOKENIZER = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RecursionError),
 )
 """What transformers raises where a field has another type or is missing; tokenizers raises ``Exception`` itself."""
+NOT_RUN = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
+"""What models raise where they miss an input: pictures, sound, or the words that a decoder begins with."""
 KINDS = (".txt", ".md", ".jsonl", ".npz", ".npy")
 
 
 def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = False) -> nn.Module:
     """The model in a folder, in ``eval()``: a float one in its own type, or a quantized one.
 
-    It is a language model, unless ``config.json`` names one of pictures or sound too, an encoder, or a classifier, that
-    transformers has.
+    It is what ``config.json`` names, where transformers has that in a registry, or a language model.
 
     Raises:
         ModelError: no model, pickled weights, or a model that transformers cannot load.
@@ -89,22 +92,14 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
 
 
 def _kind(config: Mapping[str, Any]) -> Any:
-    """The class of transformers that loads a model: what ``architectures`` names, where that is more than a decoder of
-    text, or none."""
+    """The class of transformers that loads a model: what ``architectures`` names, where a registry of its has that."""
     import transformers
-    from transformers.models.auto import modeling_auto as names
+    from transformers.models.auto import modeling_auto
 
     listed = config.get("architectures")
     named = listed[0] if isinstance(listed, list) and listed else ""
-    others = (
-        names.MODEL_MAPPING_NAMES,
-        names.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
-        names.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        names.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        names.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
-        names.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
-    )
-    known = any(named in ([one] if isinstance(one, str) else one) for table in others for one in table.values())
+    tables = (table for name, table in vars(modeling_auto).items() if re.fullmatch("MODEL_.*MAPPING_NAMES", name))
+    known = any(named in ([one] if isinstance(one, str) else one) for table in tables for one in table.values())
     return getattr(transformers, named) if known else transformers.AutoModelForCausalLM
 
 
@@ -276,8 +271,7 @@ def check_ids(model: nn.Module, parts: list[Ids]) -> None:
         DataError: one is not.
     """
     config: Any = getattr(model, "config", None)
-    embeddings = getattr(model, "get_input_embeddings", lambda: None)()
-    words = getattr(embeddings, "num_embeddings", None)
+    words = max(vocabularies(model), default=None)
     highest = max((int(part.max()) for part in parts if len(part)), default=0)
     if words is not None and highest >= words:
         raise DataError(f"the data hold the token id {highest}, and the model has {words}: other tokenizer?")
@@ -304,7 +298,7 @@ def perplexity(model: nn.Module, rows: list[Ids], length: int) -> float:
     with bars() as update:
         for done, part in enumerate(parts, 1):
             ids = part.to(device)
-            logits = getattr(model(input_ids=ids[None, :-1]), "logits", None)
+            logits = getattr(answer_to(model, ids[None, :-1]), "logits", None)
             if logits is None or logits.dim() != 3:
                 said = "predicts no tokens, so it has no perplexity: measure it with --metric FILE.py:FUNCTION"
                 raise DataError(f"{type(model).__name__} {said}")
@@ -313,6 +307,43 @@ def perplexity(model: nn.Module, rows: list[Ids], length: int) -> float:
             count += len(ids) - 1
             update("perplexity", done, len(parts))
     return math.exp(total / count) if total / count < 700 else math.inf
+
+
+def answer_to(model: nn.Module, ids: Ids) -> Any:
+    """What a model makes of token ids.
+
+    Raises:
+        DataError: it needs something else beside them.
+    """
+    try:
+        return model(input_ids=ids)
+    except QuarkError:
+        raise
+    except NOT_RUN as error:
+        raise not_run(type(model).__name__, error, "measure it with --metric FILE.py:FUNCTION") from error
+
+
+@contextmanager
+def samples_of_ids(name: str) -> Iterator[None]:
+    """What the model called ``name`` raises at a sample of token ids, as one sentence.
+
+    Raises:
+        DataError: it needs something else beside them.
+    """
+    try:
+        yield
+    except QuarkError:
+        raise
+    except NOT_RUN as error:
+        if not any(note.startswith(RAISED_BY) for note in getattr(error, "__notes__", ())):
+            raise
+        remedy = "choose a scheme with dynamic activations, such as ptpc_fp8, or give ModelQuantizer samples in Python"
+        raise not_run(name, error, remedy) from error
+
+
+def not_run(name: str, error: Exception, remedy: str) -> DataError:
+    """That a model does not run on token ids, and why."""
+    return DataError(f"{name} does not run on token ids alone ({reason_of(error)}): {remedy}")
 
 
 def load_metric(text: str) -> Callable[[nn.Module, Any], Any]:

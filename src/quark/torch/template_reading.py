@@ -131,17 +131,24 @@ def heads(model: nn.Module) -> list[str]:
     names += [name for name in tied_layers(model) if name not in names]
     if names:
         return names
-    words = _vocabularies(model)
+    words = vocabularies(model)
     linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
     return [name for name, module in linear if module.out_features in words]
 
 
-def _vocabularies(model: nn.Module) -> set[int]:
-    """How many words there are: of the embeddings that the model names as its input; places and kinds are no words."""
+def word_embeddings(model: nn.Module) -> nn.Module | None:
+    """What the model names as its input; None: nothing, as many with pictures or sound do."""
     try:
-        embeddings = getattr(model, "get_input_embeddings", lambda: None)()
+        found: nn.Module | None = getattr(model, "get_input_embeddings", lambda: None)()
     except NotImplementedError:  # transformers' answer where it does not know them
-        embeddings = None
+        return None
+    return found
+
+
+def vocabularies(model: nn.Module) -> set[int]:
+    """How many words there are: of the embeddings that the model names as its input; places and kinds are no words.
+    Of a model that names none: of all of its embeddings."""
+    embeddings = word_embeddings(model)
     one = [embeddings] if isinstance(embeddings, nn.Embedding) else model.modules()
     return {module.num_embeddings for module in one if isinstance(module, nn.Embedding)}
 

@@ -102,3 +102,21 @@ def test_a_model_that_the_program_does_not_run_is_refused_before_any_work(tmp_pa
     )
     with pytest.raises(ModelError, match=r"layer 0 of Lfm2ForCausalLM keeps a .*not keys and values"):
         check_experts(mixed, QConfig(QLayerConfig()), "onnx", "onnxruntime-genai", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5", "qwen2_vl", "bamba"])
+def test_what_is_no_decoder_is_refused_in_words_of_the_command_line(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``use_cache`` is an argument in Python only."""
+    pytest.importorskip("transformers")
+    from tests.consumers import tiny
+
+    from quark.cli import main
+
+    tiny.made(kind, dict(tiny.model_types())[kind], {}).save_pretrained(tmp_path / "model")
+    given = ["torch", "quantize", str(tmp_path / "model"), "-o", str(tmp_path / "out"), "-s", "int4_wo_32"]
+    assert main([*given, "--format", "onnx"]) == 1
+    error = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
+    assert error.startswith("error: --format onnx: ") and "use_cache" not in error and "--format quark" in error
+    assert not (tmp_path / "out").exists()

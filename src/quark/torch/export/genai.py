@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quark.errors import ModelError
-from quark.torch.export.onnx_decoder import past_of
+from quark.torch.export.onnx_decoder import check_decoder, past_of
 
 CONFIG = "genai_config.json"
 EXACT = {"session.qdq_matmulnbits_accuracy_level": "1"}  # 1: float32
@@ -116,6 +116,7 @@ def check_runs(model: nn.Module) -> None:
     Raises:
         ModelError: no keys and values of all tokens, or in other shapes than the configuration says.
     """
+    check_decoder(model)
     outer: Any = model.config
     length_of(outer.get_text_config())
     if any(parameter.is_meta for parameter in model.parameters()):

@@ -22,6 +22,7 @@ from quark.errors import ModelError
 from quark.reading import read_json, reason_of
 from quark.torch.export.stored import StoredTensor
 from quark.torch.quantized_layer import QuantLayer
+from quark.torch.template_reading import word_embeddings
 
 WRITTEN = ("config.json", "README*")
 OUTDATED = (  # how AutoGPTQ, AutoAWQ, ModelOpt, llm-compressor and others quantized the source
@@ -115,10 +116,7 @@ def float_dtype(model: nn.Module) -> Any:
 def is_untied(model: nn.Module) -> bool:
     """Whether a quantized input or output embedding ends the sharing of their weight."""
     library: Any = model
-    try:
-        pair = (library.get_input_embeddings(), library.get_output_embeddings())
-    except NotImplementedError:  # a model without words has no embedding of them
-        return False
+    pair = (word_embeddings(model), library.get_output_embeddings())
     return any(isinstance(module, QuantLayer) and module.weight_quantizer is not None for module in pair)
 
 

@@ -94,6 +94,20 @@ def with_cache(model: nn.Module, arguments: tuple[Any, ...]) -> Traced:
     )
 
 
+def check_decoder(model: nn.Module) -> None:
+    """Refuse what has no cache by its configuration.
+
+    Raises:
+        ModelError: no decoder of transformers.
+    """
+    config = getattr(model, "config", None)
+    if not hasattr(config, "use_cache") or getattr(config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"use_cache: {type(model).__name__} is not a decoder of transformers with a cache; export it without "
+            f"use_cache"
+        )
+
+
 @torch.no_grad()
 def past_of(model: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
     """Keys and values of some tokens.
@@ -103,12 +117,8 @@ def past_of(model: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
     """
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
+    check_decoder(model)
     kind = type(model).__name__
-    config = getattr(model, "config", None)
-    if not hasattr(config, "use_cache") or getattr(config, "is_encoder_decoder", False):
-        raise ModelError(
-            f"use_cache: {kind} is not a decoder of transformers with a cache; export it without use_cache"
-        )
     layers = getattr(getattr(model(input_ids=ids, use_cache=True), "past_key_values", None), "layers", None)
     if not layers:
         raise ModelError(f"use_cache: {kind} returns no cache of keys and values; export it without use_cache")

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from quark.errors import ModelError, QuarkError
+from quark.torch.template_reading import word_embeddings
 
 LAYERS = re.compile(r"(^|_)(n_layers?|num_layers|num_hidden_layers|encoder_layers|decoder_layers)$")  # count modules
 COUNTED = re.compile(r"size|num_|n_|dim|head|layer|depth|rank|width|group|experts|length|position")
@@ -111,6 +112,6 @@ def untied_head(model: nn.Module, stored: set[str]) -> str | None:
     if getattr(getattr(model, "config", None), "tie_word_embeddings", True) is not False:
         return None
     asked: Any = model
-    head, embedding = asked.get_output_embeddings(), asked.get_input_embeddings()
+    head, embedding = asked.get_output_embeddings(), word_embeddings(model)
     names = {id(module): f"{name}.weight" for name, module in model.named_modules()}
     return names.get(id(head)) if names.get(id(embedding)) in stored else None

@@ -31,6 +31,7 @@ from quark.algorithms.hadamard import Rotation
 from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.files.atomic import part_of
+from quark.files.folder import is_detour
 from quark.files.journal import Journal
 from quark.torch.algorithms.hqq import refine, warn_of_fixed
 from quark.torch.attention import find_targets
@@ -65,7 +66,7 @@ from quark.torch.files.decision import CheckpointDecision, decide, quantizer_of
 from quark.torch.files.prequantized import as_float
 from quark.torch.files.skeleton import Skeleton, StoredSource
 from quark.torch.files.static import activation_parameters, needs_samples
-from quark.torch.files.target import PROGRESS, begin, finish
+from quark.torch.files.target import begin, finish, held
 from quark.torch.files.tuned import set_scales, tuned_weights
 from quark.torch.files.verified import Expected, expected, reading
 from quark.torch.layouts import tell_layouts
@@ -349,8 +350,9 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
     for_vllm = how.program == "vllm" and bool(config.kv_cache_quant_config)
     asked = {"program": how.program if for_vllm else None, "dtype": checkpoint.dtype, "max_shard_size": size}
     told_too = {key: value for key, value in asked.items() if value is not None}
+    made = is_detour(goal) or not goal.exists()
     journal = begin(goal, identity_of(checkpoint, {**entry, **told_too}, how.device, samples))
-    with Journal.held(goal / PROGRESS, "the folder of the job"):
+    with held(goal, journal, made):
         over = RunInFiles(checkpoint, config, plan, journal, samples or ())
         scales = static_scales(over) if static else {}
         changes = changed_model(over, stages.change)

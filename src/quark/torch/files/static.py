@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from quark.errors import DataError
+from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.attention import Targets, find_targets
 from quark.torch.calibration import calibrate
 from quark.torch.export.state import activations_item, attention_items
@@ -41,7 +42,7 @@ def activation_parameters(job: RunInFiles) -> dict[str, torch.Tensor]:
     """
     (skeleton, found), config = job.opened(), job.config
     model, tensors, folder = skeleton.model, skeleton.tensors, job.checkpoint.folder
-    blocks = opened_model(skeleton, job.checkpoint)
+    blocks = opened_model(skeleton, job.checkpoint, decoder_path(model))
     layers = tuple(item.layer for item in found.quantized if is_static(item))
     quantized = replace(found.only(*ACTIVATIONS), layers=layers)
     with ExitStack() as undo:
@@ -64,6 +65,14 @@ def activation_parameters(job: RunInFiles) -> dict[str, torch.Tensor]:
             log.warning("no sample reached %d activations, which stay float: %s", len(unreached), ", ".join(unreached))
         scales = [value for item in quantized.quantized for value in parameters_of(item).items()]
         return dict([*scales, *(value for item in attention_items(model) for value in item.make().items())])
+
+
+def decoder_path(model: Any) -> str:
+    """Where the blocks are that read text, in a model with other towers beside them; empty: nobody says."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    name = next((name for name, module in model.named_modules() if name and module is decoder), "")
+    path = find_blocks(decoder).path if name else ""
+    return f"{name}.{path}" if path else ""
 
 
 def parameters_of(item: Match) -> dict[str, torch.Tensor]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,30 @@ def begin(goal: Path, belongs: Mapping[str, str]) -> Journal:
         log.info("%s: %d files are there already", goal, sum(name.endswith(SUFFIX) for name in there))
     journal.begin()
     return journal
+
+
+@contextmanager
+def held(goal: Path, journal: Journal, made: bool) -> Iterator[None]:
+    """No other process works in the folder of a job meanwhile; of one that is refused before anything is finished,
+    nothing stays, nor the folder if it was ``made`` for it.
+
+    Raises:
+        OutputError: another process does.
+    """
+    refused = False
+    try:
+        with Journal.held(goal / PROGRESS, "the folder of the job"):
+            try:
+                yield
+            except Exception:  # of any kind: it goes on
+                refused = journal.is_empty
+                if refused:
+                    journal.remove()
+                    (goal / MARK).unlink(missing_ok=True)
+                raise
+    finally:
+        if refused and made and not any(goal.iterdir()):
+            goal.rmdir()
 
 
 def finish(
