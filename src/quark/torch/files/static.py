@@ -71,7 +71,7 @@ def decoder_path(model: Any) -> str:
     """Where the blocks are that read text, in a model with other towers beside them; empty: nobody says."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     name = next((name for name, module in model.named_modules() if name and module is decoder), "")
-    path = find_blocks(decoder).path if name else ""
+    path = find_blocks(model.get_submodule(name)).path if name else ""
     return f"{name}.{path}" if path else ""
 
 
