@@ -3,9 +3,13 @@
     python -m benchmarks.sensitivity [--models squeezenet ultraface ...] [--samples 8] [--plans]
 
 ``runs`` counts inferences of the whole model: trials take layers × candidates × samples, a local pass counts as two, a
-backward pass as three. ``Spearman``: over the layers within each candidate, median over candidates (smallest in
-brackets). ``plans``: for the size of every candidate but the smallest, the plan by trials and the one by passes, both
-quantized and measured on other samples: the passes' SQNR less that of the trials', the worst of all sizes.
+backward pass as three, a run of a part of an ONNX model as its share of the multiplications. What ``--estimate``
+measures beside the passes, where the plan rests on it, is counted too. ``Spearman``: over the layers within each
+candidate, median over candidates (smallest in brackets), of the passes alone. ``loss``: of the plan that ``--estimate``
+finds, the sum of its trials' losses over that of the plan by all trials, dB, at eight limits of size between the
+smallest and the largest plan: median (worst). ``plans``: for the size of every candidate but the smallest, the plan by
+trials and the one by passes, both quantized and measured on other samples: the passes' SQNR less that of the trials',
+the worst of all sizes.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +30,8 @@ import numpy as np
 from benchmarks import record
 from benchmarks.search import SHARED, helper
 from quark.files.journal import Journal
+from quark.search.loop import within
+from quark.search.refine import Alone, refined
 from quark.search.values import Study
 
 ONNX: dict[str, tuple[str, str]] = {
@@ -36,7 +44,7 @@ ONNX: dict[str, tuple[str, str]] = {
 }
 CANDIDATES = ("uint8/int3", "uint8/int4", "uint8/int8@channel", "uint16/int8@channel")
 TORCH = ("mxfp4_weight_only", "int4_wo_32", "int8_wo_per_channel", "bfp16")
-LENGTH = 128
+LENGTH, LIMITS = 128, 8
 Row = dict[str, Any]
 
 
@@ -51,10 +59,28 @@ def ranks(trials: Study, passes: Study) -> list[float]:
     return found
 
 
+def gaps(trials: Study, estimates: Study, alone: Callable[[], Alone]) -> list[float]:
+    """What plans of ``estimates`` lose more than those of trials, dB, at sizes between the smallest and the largest."""
+    losses = {(one.layer, one.candidate): one.loss for one in trials.trials}
+    sizes = trials.table("size")
+    ends = sizes.min(axis=1).sum(), np.where(np.isfinite(sizes), sizes, 0).max(axis=1).sum()
+
+    def lost(study: Study, limit: float) -> float:
+        return sum(losses[pair] for pair in zip(study.layers, within(study, "size", limit), strict=True))
+
+    found = []
+    for limit in np.linspace(*ends, LIMITS + 2)[1:-1]:
+        plan_of = lambda study, most=limit: dict(zip(study.layers, within(study, "size", most), strict=True))  # noqa: E731
+        made = refined(estimates, plan_of, alone())
+        found.append(10 * float(np.log10(lost(made, limit) / lost(trials, limit))))
+    return found
+
+
 def onnx(name: str, count: int, plans: bool) -> Row:
     """An ONNX model."""
-    from quark.onnx import layer_runs, one_pass
+    from quark.onnx import layer_runs
     from quark.onnx.config_file import config_of
+    from quark.onnx.one_pass import Passes
     from quark.onnx.quantization.config.config import Config
     from quark.onnx.scratch import Scratch
     from quark.onnx.sensitivity import study
@@ -69,11 +95,19 @@ def onnx(name: str, count: int, plans: bool) -> Row:
         start = time.process_time()
         trials = study(made, CANDIDATES, "sqnr", 1, Journal())
         middle = time.process_time()
-        passes = one_pass.study(made, CANDIDATES, "sqnr")
+        passes = Passes.over(made, CANDIDATES, "sqnr")
+        estimates = passes.study()
         end = time.process_time()
-        runs = one_pass.runs(made, CANDIDATES) + one_pass.SEEN * len(CANDIDATES)
+        spent = list[Passes]()
+
+        def alone() -> Alone:
+            spent.append(replace(passes, arrived=deepcopy(passes.arrived)))
+            return Alone(spent[-1].losses, spent[-1].left)
+
+        lost = gaps(trials, estimates, alone)
         layer_runs.close()
-    row = as_row(trials, passes, count * len(trials.trials), runs, (middle - start, end - middle))
+    runs = max(one.runs() for one in spent)
+    row = as_row(trials, estimates, passes.all_runs(), runs, (middle - start, end - middle), lost)
     return row | ({"plans": worse(path, samples, count)} if plans else {})
 
 
@@ -114,23 +148,31 @@ def torch(name: str, count: int, plans: bool) -> Row:
     """A torch model; the divergence of the logits."""
     from quark.torch import one_pass
     from quark.torch.layer_runs import lay_out
-    from quark.torch.sensitivity import Source, study
+    from quark.torch.sensitivity import TRIED, LayerTrials, Source
 
     model, samples, exclude = torch_model(name)
     with tempfile.TemporaryDirectory() as folder:
         common = lay_out(model, samples[:count], Path(folder))
-        base = {"scheme": TORCH[0], "exclude": exclude}
+        made = LayerTrials(Source(model), model, common, {"scheme": TORCH[0], "exclude": exclude}, "kl", Journal())
         start = time.process_time()
-        trials = study(Source(model), model, common, base, TORCH, "kl", 1, Journal())
+        trials = made.study(TORCH)
         middle = time.process_time()
-        passes = study(Source(model), model, common, base, TORCH, "kl", 1, Journal(), estimate=True)
+        estimates = made.study(TORCH, estimate=True)
         end = time.process_time()
-    seen = min(one_pass.SEEN, count)
-    runs = 3 * seen + 2 * seen * len(TORCH)
-    return as_row(trials, passes, count * len(trials.trials), runs, (middle - start, end - middle))
+        alone = made.alone(estimates)
+        lost = gaps(trials, estimates, lambda: alone)
+    runs = one_pass.runs(count, len(TORCH)) + alone.left(0) * min(TRIED, count)
+    return as_row(trials, estimates, count * len(trials.trials), runs, (middle - start, end - middle), lost)
 
 
-def as_row(trials: Study, passes: Study, of_trials: int, of_passes: int, seconds: tuple[float, float]) -> Row:
+def as_row(
+    trials: Study,
+    passes: Study,
+    of_trials: float,
+    of_passes: float,
+    seconds: tuple[float, float],
+    lost: Sequence[float],
+) -> Row:
     """The figures of a model."""
     found = ranks(trials, passes)
     return {
@@ -139,6 +181,7 @@ def as_row(trials: Study, passes: Study, of_trials: int, of_passes: int, seconds
         "spearman": found,
         "median": float(np.median(found)),
         "CPU s": seconds,
+        "loss": lost,
     }
 
 
@@ -161,15 +204,16 @@ def main() -> None:
     parser.add_argument("--plans", action="store_true", help="also compare plans (ONNX models)")
     parser.add_argument("--json", type=Path, help=record.HELP)
     options, figures = parser.parse_args(), {}
-    line("model", "layers", "runs: trials", "passes", "times fewer", "Spearman", "CPU s: trials", "passes", "plan, dB")
-    line(*["---"] * 9)
+    line("model", "layers", "runs: trials", "estimates", "times fewer", "Spearman", "loss, dB", "CPU s", "", "plan, dB")
+    line(*["---"] * 10)
     for name in options.models:
         one = figures[name] = MODELS[name](name, options.samples, options.plans)
         before, after = one["runs"]
         ranked = f"{one['median']:.3f} ({min(one['spearman']):.3f})"
         plans = f"{one['plans']:+.2f}" if "plans" in one else "–"
-        seconds = (f"{part:.1f}" for part in one["CPU s"])
-        line(name, one["layers"], before, after, f"{before / after:.0f}", ranked, *seconds, plans)
+        seconds, few = (f"{part:.1f}" for part in one["CPU s"]), f"{before / after:.1f}"
+        lost = f"{np.median(one['loss']):.2f} ({max(one['loss']):.2f})"
+        line(name, one["layers"], f"{before:.0f}", f"{after:.0f}", few, ranked, lost, *seconds, plans)
     if options.json is not None:
         options.json.write_text(json.dumps({"figures": figures}, indent=1))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +12,19 @@ import pytest
 from quark.demo import data
 from quark.errors import ConfigError
 from quark.files.journal import Journal
-from quark.onnx import layer_runs, one_pass
+from quark.onnx import layer_runs
 from quark.onnx.config_file import config_of
 from quark.onnx.coverage import coverage
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.surgery import apart
+from quark.onnx.injected import _crossing, cut, open_to_noise
 from quark.onnx.layer_runs import LayerRuns, opened
+from quark.onnx.one_pass import Passes
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.scratch import Scratch
 from quark.onnx.search import search
 from quark.onnx.sensitivity import study
+from quark.search.refine import FEWER
 from quark.search.values import Study
 
 NAMES = ("uint8/int4", "uint8/int8@channel", "float")
@@ -29,18 +34,23 @@ def samples(count: int) -> list[dict[str, np.ndarray]]:
     return [{"image": image[None]} for image in data.split()[0][0][:count]]
 
 
-def both(preset: str, count: int) -> tuple[Study, Study, int]:
-    """By trials, by passes, and the inferences of the passes."""
+@contextmanager
+def runs_of(preset: str, count: int, names: Sequence[str]) -> Iterator[LayerRuns]:
     job = Config(config_of({"preset": preset})).compile()
-    names = NAMES if preset != "XINT8" else ("XINT8", "float")
     with Scratch(job.options) as scratch:
         layers = layer_runs.candidate_layers(names, job.target, job)
-        made: LayerRuns = layer_runs.open_runs(data.model_path(), job, layers, samples(count), scratch)
         try:
-            found = study(made, names, "sqnr", 1, Journal()), one_pass.study(made, names, "sqnr")
-            return *found, one_pass.runs(made, names)
+            yield layer_runs.open_runs(data.model_path(), job, layers, samples(count), scratch)
         finally:
             layer_runs.close()
+
+
+def both(preset: str, count: int) -> tuple[Study, Study, Passes]:
+    """By trials, by passes, and the passes."""
+    names = NAMES if preset != "XINT8" else ("XINT8", "float")
+    with runs_of(preset, count, names) as made:
+        passes = Passes.over(made, names, "sqnr")
+        return study(made, names, "sqnr", 1, Journal()), passes.study(), passes
 
 
 @pytest.mark.parametrize("preset", ["A8W8_CPU", "XINT8"])
@@ -57,12 +67,12 @@ def test_with_one_sample_the_followed_candidate_loses_exactly_what_its_trial_say
 
 
 def test_ranks_are_those_of_trials_at_fewer_runs() -> None:
-    trials, passes, count = both("A8W8_CPU", 8)
+    trials, passes, made = both("A8W8_CPU", 8)
     for name in NAMES[:2]:
         one, other = (np.array([t.loss for t in found.trials if t.candidate == name]) for found in (trials, passes))
         ranks = np.corrcoef(one.argsort().argsort(), other.argsort().argsort())[0, 1]
         assert ranks > 0.8, (name, ranks)
-    assert count * 5 < 8 * 2 * len(trials.layers)
+    assert made.runs() * 5 < made.all_runs() == 8 * 2 * len(trials.layers)
 
 
 def test_noise_reaches_every_reader_of_a_tensor_and_the_outputs() -> None:
@@ -71,12 +81,41 @@ def test_noise_reaches_every_reader_of_a_tensor_and_the_outputs() -> None:
     node = next(node for node in model.graph if node.op_type == "Conv")
     inner = str(node.outputs[0].name)
     plain = Runner(model, [name]).run(samples(1)[0]).values[name]
-    noisy = one_pass.open_to_noise(model, [inner, name])
+    noisy = open_to_noise(model, [inner, name])
     runner, zero, three = Runner(noisy, [name]), np.zeros((), np.float32), np.full((), 3, np.float32)
     feed = {**samples(1)[0], f"{inner}__noise": zero, f"{name}__noise": zero}
     assert np.allclose(runner.run(feed).values[name], plain, atol=1e-5)
     assert np.allclose(runner.run({**feed, f"{name}__noise": three}).values[name], plain + 3, atol=1e-5)
     assert not np.allclose(runner.run({**feed, f"{inner}__noise": three}).values[name], plain, atol=1e-2)
+
+
+def test_what_lies_behind_a_cut_computes_as_in_the_whole_model() -> None:
+    """At every place of the graph; the model in front of it is not run, whose input may be anything then."""
+    with runs_of("A8W8_CPU", 1, NAMES) as made:
+        model, feed, names = opened(str(made.common.model)), made.common.feed(0), made.common.outputs
+        plain = made.common.reference(0)
+        for start in range(1, len(model.graph)):
+            crossing = _crossing(list(model.graph), start)
+            assert crossing
+            floats = Runner(model, crossing).run(feed).values
+            found = Runner(cut(apart(model), start), names).run({"image": 0 * feed["image"], **floats}).values
+            assert all(np.allclose(found[name], plain[name], atol=1e-5) for name in names), start
+
+
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_estimates_and_what_plans_rest_on_take_few_runs_together(count: int) -> None:
+    """``FEWER`` times fewer runs than trials, unless one candidate of each layer on one sample takes more alone."""
+    with runs_of("A8W8_CPU", count, NAMES) as made:
+        passes = Passes.over(made, NAMES, "sqnr")
+        pairs = [(one.layer, one.candidate) for one in passes.study().trials if one.candidate != "float"]
+        first, done = passes.runs(), 0
+        for pair in pairs:
+            if passes.left(done) > 0:
+                passes.losses([pair])
+                done += 1
+    few = passes.runs() <= passes.all_runs() / FEWER
+    assert few if first <= passes.all_runs() / FEWER else done == passes.pairs // FEWER
+    assert few or count < 16
 
 
 def test_a_search_by_passes_meets_its_target() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from quark.search import Study, Trial
 from quark.search.loop import within
-from quark.search.refine import FEWER, Pair, corrected, refined
+from quark.search.refine import Alone, Pair, corrected, refined
 
 SIZES = {"low": 1.0, "middle": 2.0, "high": 4.0}
 LAYERS = 30
@@ -54,8 +54,8 @@ def test_a_tenth_of_the_trials_makes_plans_that_are_nearly_the_best() -> None:
         def plan(study: Study, limit: float = limit) -> dict[str, str]:
             return dict(zip(study.layers, within(study, "size", limit), strict=True))
 
-        most = len(true.trials) // FEWER
-        found = refined(guessed, plan, measure, most)
+        most = len(true.trials) // 10
+        found = refined(guessed, plan, Alone(measure, lambda done, most=most: most - done))
         assert len(tried) == len(set(tried)) <= most
         assert all(found.of(*pair) == true.of(*pair) for pair in tried)
         before.append(gap(true, guessed, limit))
@@ -65,9 +65,8 @@ def test_a_tenth_of_the_trials_makes_plans_that_are_nearly_the_best() -> None:
 
 def test_estimates_that_are_right_stay_and_trials_are_only_as_many_as_the_plan_needs() -> None:
     true, _ = tables(0)
-    found = refined(
-        true, lambda s: dict.fromkeys(s.layers, "high"), lambda pairs: [true.of(*p).loss for p in pairs], 99
-    )  # type: ignore[union-attr]
+    alone = Alone(lambda pairs: [one.loss for pair in pairs if (one := true.of(*pair)) is not None], lambda done: 99)
+    found = refined(true, lambda study: dict.fromkeys(study.layers, "high"), alone)
     assert [one.loss for one in found.trials] == pytest.approx([one.loss for one in true.trials])
 
 

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from quark.files.journal import Journal
+from quark.search.refine import FEWER
 from quark.torch.layer_runs import lay_out
-from quark.torch.sensitivity import LayerTrials, Source
+from quark.torch.one_pass import runs
+from quark.torch.sensitivity import TRIED, LayerTrials, Source
 
 CANDIDATES = ("int4_wo_32", "int8_wo_per_channel")
 
@@ -51,3 +53,23 @@ def test_losses_are_those_of_trials(tmp_path: Path, metric: str) -> None:
     assert [one.costs for one in trials.trials] == [one.costs for one in passes.trials]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(one.grad is None and one.requires_grad for one in model.parameters())
+
+
+def test_what_a_plan_rests_on_is_tried_on_few_samples_within_the_runs_that_are_allowed(tmp_path: Path) -> None:
+    """A trial on two samples is one of a study on these; estimates and trials take ``FEWER`` times fewer runs."""
+    torch.manual_seed(0)
+    model, count = Network(), 64
+    samples = [torch.randn(4, 5, 32) for _ in range(count)]
+    for name in ("all", "few"):
+        (tmp_path / name).mkdir()
+    base = {"scheme": CANDIDATES[0], "exclude": []}
+    many, two = (
+        LayerTrials(Source(model), model, lay_out(model, part, tmp_path / name), base, "kl", Journal())
+        for name, part in (("all", samples), ("few", samples[:TRIED]))
+    )
+    estimates, tried = many.study(CANDIDATES, estimate=True), two.study(CANDIDATES)
+    alone, pairs = many.alone(estimates), [(one.layer, one.candidate) for one in tried.trials][:5]
+    assert alone.losses(pairs) == pytest.approx([one.loss for one in tried.trials[:5]], rel=1e-6)
+    all_runs, spent = count * len(estimates.trials), runs(count, len(CANDIDATES))
+    assert spent + alone.left(0) * TRIED <= all_runs / FEWER < spent + (alone.left(0) + 1) * TRIED
+    assert alone.left(3) == alone.left(0) - 3

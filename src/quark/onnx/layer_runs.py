@@ -113,11 +113,15 @@ class FloatModelFiles:
     def pairs(self) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
         """(sample, float outputs), one in memory at a time."""
         for index in range(self.samples):
-            yield _read(self.file(index, "in")), _read(self.file(index, "out"))
+            yield self.feed(index), self.reference(index)
 
     def feed(self, index: int) -> dict[str, np.ndarray]:
         """One sample."""
         return _read(self.file(index, "in"))
+
+    def reference(self, index: int) -> dict[str, np.ndarray]:
+        """The float outputs for it."""
+        return _read(self.file(index, "out"))
 
     def file(self, index: int, side: str) -> Path:
         """Where one side of a sample is."""

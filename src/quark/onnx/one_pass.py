@@ -1,14 +1,15 @@
 """What each layer loses, by a few passes in the place of one trial per layer and candidate.
 
-    local     one pass per candidate and sample: every layer computes twice, quantized beside float, both from the float
-              model's tensors; the difference δ is the error that quantizing this layer alone makes
-    injected  one pass per layer: δ of one candidate is added to what the float model has there; what arrives at the
-              outputs is the loss of that layer under that candidate, without any approximation for this sample
-    loss      of another candidate: the same, times the energy of its δ over that of the injected one
+    local     one pass per candidate and sample: the errors of all layers at their outputs (``quark.onnx.layer_errors``)
+    injected  one run per layer of what lies behind it (``quark.onnx.injected``): the error of one candidate is added to
+              what the float model has there; what arrives at the outputs is the loss of that layer under that
+              candidate, without any approximation for this sample
+    loss      of another candidate: the same, times the energy of its error over that of the injected one
 
 So the loss is taken to be proportional to the energy of a layer's error; candidates whose errors have another direction
-break this, and so do errors so large that a layer behind saturates. The loss of one sample stands for all of them,
-corrected by the energy of δ on all samples that it was seen on. Costs (bytes, bits) are exact.
+break this, and so do errors so large that a layer behind saturates. Where a plan rests on such an estimate, the error
+of that candidate is followed too. The loss of few samples stands for all of them, corrected by the energy of the error
+on all samples that it was seen on. Costs (bytes, bits) are exact.
 
 Layers in bodies of If and Loop are tried one by one. Not handled: a metric of the user's own, which needs whole
 models; all layers are tried one by one then.
@@ -17,46 +18,30 @@ models; all layers are tried one by one then.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
-from quark.config.plan import NodePlan, Plan
 from quark.files.journal import Journal
 from quark.measure.outputs import Outputs, loss_name
 from quark.onnx import layer_runs, sensitivity
-from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
-from quark.onnx.graph.run import FLOATS, Runner
-from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import apart
-from quark.onnx.layer_runs import FloatModelFiles, LayerRuns, opened, take_over
+from quark.onnx.injected import Pair, Stretch, arriving, stretches, write_errors, write_floats
+from quark.onnx.layer_errors import local_errors, local_model
+from quark.onnx.layer_runs import FloatModelFiles, LayerRuns
 from quark.onnx.layer_units import Unit
-from quark.onnx.npu.simulate import simulate
-from quark.onnx.qdq.modes import MODES
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.scratch import Scratch
 from quark.onnx.sensitivity import Settings, settings_of
+from quark.search.refine import FEWER, affordable
 from quark.search.values import FLOAT, Study, Trial
 
 SEEN = 2
 """Samples on which the errors of all candidates are compared."""
-FEWER = 20
-"""How many times fewer model runs than one trial per layer, candidate and sample are aimed at."""
-Key = tuple[str, str]
-_ERROR = "{}__error"
-_NOISE = "{}__noise"
-
-
-@dataclass(frozen=True)
-class Local:
-    """The model in which every layer computes twice; ``sizes``: bytes of the quantized constants by layer."""
-
-    model: ir.Model
-    sizes: Mapping[str, float]
+FIRST = 0.7
+"""The part of all runs that one candidate of every layer may take; the others are for what plans rest on."""
 
 
 def estimate(model_input: files.ModelInput, config: Settings, samples: Any, candidates: Sequence[str]) -> Study:
@@ -70,70 +55,153 @@ def estimate(model_input: files.ModelInput, config: Settings, samples: Any, cand
     with Scratch(job.options) as scratch:
         layers = layer_runs.candidate_layers(names, base.target, job)
         try:
-            return study(layer_runs.open_runs(model_input, job, layers, samples, scratch), names, "sqnr")
+            made = layer_runs.open_runs(model_input, job, layers, samples, scratch)
+            return Passes.over(made, names, "sqnr").study()
         finally:
             layer_runs.close()
 
 
-def study(made: LayerRuns, names: Sequence[str], metric: str) -> Study:
-    """The estimated loss of every layer under every candidate, with exact costs; layers in bodies are tried.
+@dataclass(frozen=True)
+class Passes:
+    """The errors of all layers, and what of them arrives at the outputs.
 
-    Args:
-        made: the layers, the samples and the float outputs.
+    Attributes:
+        made: the layers of the main graph, the samples and the float outputs.
+        inside: layers in bodies.
         names: the candidates.
         metric: a name in ``quark.onnx.sensitivity.MEASURES``.
+        stretches: where the layers are.
+        chosen: samples, the loudest first, on which errors are compared.
+        count: of them, those on which one candidate of every layer is followed.
+        energies: of the errors, a sample each, by layer and candidate.
+        sizes: bytes of the quantized constants.
+        arrived: what arrived at the outputs on the first of the chosen samples, and of how many.
+        tried: losses of layers in bodies.
     """
-    start = time.perf_counter()
-    inside = tuple(unit for unit in made.units if made.common.place(unit.name))
-    tried = sensitivity.study(replace(made, units=inside), names, metric, 1, Journal()).trials if inside else ()
-    made = replace(made, units=tuple(unit for unit in made.units if unit not in inside))
-    estimates = _estimates(made, names, metric) if made.units else []
-    return Study((*estimates, *tried), metric, made.common.samples, time.perf_counter() - start)
 
+    made: LayerRuns
+    inside: tuple[Unit, ...]
+    names: tuple[str, ...]
+    metric: str
+    stretches: tuple[Stretch, ...]
+    chosen: tuple[int, ...]
+    count: int
+    energies: dict[Pair, list[float]] = field(default_factory=dict)
+    sizes: dict[Pair, float] = field(default_factory=dict)
+    arrived: dict[Pair, tuple[Outputs, int]] = field(default_factory=dict)
+    tried: dict[Pair, float] = field(default_factory=dict)
 
-def _estimates(made: LayerRuns, names: Sequence[str], metric: str) -> list[Trial]:
-    """Of the layers of the main graph."""
-    quantized = [name for name in names if name != FLOAT]
-    energies: dict[Key, list[float]] = {}
-    sizes: dict[Key, float] = {}
-    errors: dict[int, dict[str, dict[str, np.ndarray]]] = {}
-    told, chosen = {unit.name: _told(unit, quantized) for unit in made.units}, loudest(made.common)
-    injected = _injected(made, len(quantized))
-    for name in quantized:
-        local = local_model(made.common, made.units, name)
-        sizes |= {(layer, name): size for layer, size in local.sizes.items()}
-        for number, found in local_errors(made, local, name, chosen[: max(SEEN, injected)]):
+    @staticmethod
+    def over(made: LayerRuns, names: Sequence[str], metric: str) -> Passes:
+        """With the errors of all layers, which take a few passes."""
+        inside = tuple(unit for unit in made.units if made.common.place(unit.name))
+        made = replace(made, units=tuple(unit for unit in made.units if unit not in inside))
+        found, order = stretches(made), loudest(made.common)
+        empty = Passes(made, inside, tuple(names), metric, found, (), 0)
+        passes = replace(empty, chosen=tuple(order[: max(SEEN, empty.follows())]), count=empty.follows())
+        for number in passes.chosen if passes.stretches else ():
+            write_floats(made.common, found, number)
+        for place, name in enumerate(passes.quantized if passes.stretches else ()):
+            passes._look(place, name)
+        return passes
+
+    def _look(self, place: int, name: str) -> None:
+        """The errors of all layers under one candidate."""
+        local = local_model(self.made.common, self.made.units, name)
+        self.sizes.update({(layer, name): size for layer, size in local.sizes.items()})
+        for number, found in local_errors(self.made, local, name, self.chosen):
             for layer, arrays in found.items():
-                energies.setdefault((layer, name), []).append(_energy(arrays))
-                if number in chosen[:injected] and told[layer] == name:
-                    errors.setdefault(number, {})[layer] = arrays
-    losses, seen = _followed(made, errors, metric), _per_sample(energies, injected)
-    trials = []
-    for unit in made.units:
-        for name in (one for one in names if one in unit.tensors):
-            share = 0.0 if name == FLOAT else _ratio(seen, unit.name, name, told[unit.name])
-            loss = losses[unit.name] * share if share else 0.0
-            costs = {**unit.costs[name], **({} if name == FLOAT else {"size": sizes[unit.name, name]})}
-            trials.append(Trial(unit.name, unit.op_type, name, loss, {loss_name(metric): loss}, costs))
-    return trials
+                self.energies.setdefault((layer, name), []).append(_energy(arrays))
+            arrays = {key: array for errors in found.values() for key, array in errors.items()}
+            write_errors(self.made.common, place, number, arrays)
 
+    @property
+    def quantized(self) -> tuple[str, ...]:
+        """The candidates that quantize."""
+        return tuple(name for name in self.names if name != FLOAT)
 
-def runs(made: LayerRuns, names: Sequence[str]) -> int:
-    """Inferences that ``study`` takes beside those of the float outputs; local passes compute every layer twice."""
-    count = sum(name != FLOAT for name in names)
-    injected = _injected(made, count)
-    return min(max(SEEN, injected), made.common.samples) * count + len(made.units) * injected
+    # ---- how many runs -----------------------------------------------------------------------------------------------
 
+    @property
+    def pairs(self) -> int:
+        """Layers times the candidates that quantize them."""
+        return sum(name in unit.tensors for unit in self.made.units for name in self.quantized)
 
-def _injected(made: LayerRuns, count: int) -> int:
-    """Samples on which the error of every layer is followed to the outputs."""
-    most = made.common.samples * count / FEWER - SEEN * count / len(made.units)
-    return max(1, min(int(most), made.common.samples))
+    def all_runs(self) -> int:
+        """Runs of the model that one trial per layer and candidate takes."""
+        return self.made.common.samples * self.pairs
+
+    def runs(self) -> float:
+        """Those that were made: a local pass, which computes every layer twice, counts as two; one of a part of the
+        model as its share of the multiplications."""
+        share = {layer: stretch.share for stretch in self.stretches for layer in stretch.layers}
+        looked = len(self.chosen) * (2 * len(self.quantized) + 1)
+        return looked + sum(share[layer] * seen for (layer, _), (_, seen) in self.arrived.items())
+
+    def follows(self) -> int:
+        """Samples on which one candidate of every layer is followed: as many as leave runs for what plans rest on, and
+        one at least."""
+        left = FIRST * self.all_runs() / FEWER - SEEN * (2 * len(self.quantized) + 1)
+        return max(1, min(int(left / max(self._every(), 1.0)), self.made.common.samples))
+
+    def left(self, done: int) -> int:
+        """Errors that may still be followed on all chosen samples, where so many were."""
+        return affordable(self.all_runs(), self.runs(), len(self.chosen), self.pairs, done)
+
+    def _every(self) -> float:
+        """Runs that following one candidate of every layer on one sample takes."""
+        return sum(stretch.share * len(stretch.layers) for stretch in self.stretches)
+
+    # ---- losses ------------------------------------------------------------------------------------------------------
+
+    def study(self) -> Study:
+        """The estimated loss of every layer under every candidate, with exact costs; layers in bodies are tried."""
+        start = time.perf_counter()
+        inner, units = replace(self.made, units=self.inside), self.made.units
+        tried = sensitivity.study(inner, self.names, self.metric, 1, Journal()).trials if self.inside else ()
+        self.tried.update({(one.layer, one.candidate): one.loss for one in tried})
+        told = {unit.name: _told(unit, self.quantized) for unit in units}
+        self._follow([pair for pair in told.items() if pair[1] != FLOAT], self.count)
+        found = [
+            self._trial(unit, name, told[unit.name]) for unit in units for name in self.names if name in unit.tensors
+        ]
+        return Study((*found, *tried), self.metric, self.made.common.samples, time.perf_counter() - start)
+
+    def _trial(self, unit: Unit, name: str, told: str) -> Trial:
+        share = 0.0 if name == FLOAT else _ratio(self.seen((unit.name, name)), self.seen((unit.name, told)))
+        loss = self._loss((unit.name, told)) * share if share else 0.0
+        costs = {**unit.costs[name], **({} if name == FLOAT else {"size": self.sizes[unit.name, name]})}
+        return Trial(unit.name, unit.op_type, name, loss, {loss_name(self.metric): loss}, costs)
+
+    def seen(self, pair: Pair, count: int | None = None) -> float:
+        """Mean energy of an error over the first of the chosen samples; over all of them."""
+        return float(np.mean(self.energies[pair][:count]))
+
+    def losses(self, pairs: Sequence[Pair]) -> list[float]:
+        """What arrives of these errors at the outputs, each alone, on all chosen samples."""
+        self._follow([pair for pair in pairs if pair not in self.tried], len(self.chosen))
+        return [self.tried[pair] if pair in self.tried else self._loss(pair) for pair in pairs]
+
+    def _loss(self, pair: Pair) -> float:
+        outputs, count = self.arrived[pair]
+        return outputs.metrics()[loss_name(self.metric)] * _ratio(self.seen(pair), self.seen(pair, count))
+
+    def _follow(self, pairs: Sequence[Pair], count: int) -> None:
+        """Let errors arrive at the outputs, on so many samples together with those on which they did before."""
+        for stretch in self.stretches:
+            left: dict[tuple[int, ...], dict[Pair, int]] = {}
+            for pair in (pair for pair in pairs if pair[0] in stretch.layers):
+                missing = self.chosen[self.arrived.get(pair, (None, 0))[1] : count]
+                left.setdefault(missing, {})[pair] = self.quantized.index(pair[1])
+            for numbers, wanted in ((numbers, wanted) for numbers, wanted in left.items() if numbers):
+                into = {pair: self.arrived[pair][0] if pair in self.arrived else Outputs() for pair in wanted}
+                arriving(self.made.common, stretch, wanted, numbers, self.metric == "kl", into)
+                self.arrived.update({pair: (one, count) for pair, one in into.items()})
 
 
 def loudest(common: FloatModelFiles) -> list[int]:
     """Samples by the energy of their float outputs, the largest first: they count most in a ratio of energies."""
-    found = [sum(float(np.sum(np.square(one, dtype=np.float64))) for one in out.values()) for _, out in common.pairs()]
+    found = [_energy(common.reference(k)) for k in range(common.samples)]
     return sorted(range(len(found)), key=lambda k: -found[k])
 
 
@@ -147,193 +215,6 @@ def _energy(arrays: Mapping[str, np.ndarray]) -> float:
     return float(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays.values()))
 
 
-def _per_sample(energies: Mapping[Key, list[float]], first: int) -> dict[Key, tuple[float, float]]:
-    """Mean energy over all samples that were seen, and over the first ones, which were followed."""
-    return {key: (float(np.mean(one)), float(np.mean(one[:first]))) for key, one in energies.items()}
-
-
-def _ratio(seen: Mapping[Key, tuple[float, float]], layer: str, name: str, told: str) -> float:
-    """Energy of a candidate's error over that of the one that was followed, where it was followed."""
-    followed = seen[layer, told][1]
-    return seen[layer, name][0] / followed if followed > 0 else float(seen[layer, name][0] > 0)
-
-
-# ---- the errors of single layers -------------------------------------------------------------------------------------
-
-
-def local_model(common: FloatModelFiles, units: Sequence[Unit], candidate: str) -> Local:
-    """The float model with a quantized copy beside every layer, that reads the same float tensors."""
-    model = apart(opened(str(common.model)))
-    tuned = apart(opened(str(common.folder / common.tuned[candidate]))) if candidate in common.tuned else None
-    nodes = {node.name: node for node in model.graph}
-    plan = Plan({}, {})
-    homes: dict[str, str] = {}
-    floats: dict[str, float] = {}
-    for number, unit in enumerate(units):
-        if candidate not in unit.tensors or candidate == FLOAT:
-            continue
-        copy = _QuantizedCopy(model, nodes[unit.name], f"__alone{number}", unit, candidate)
-        if tuned is not None:
-            copy.tune(tuned)
-        homes |= dict.fromkeys(copy.put(plan), unit.name)
-        floats[unit.name] = copy.float_bytes()
-    if common.job.npu:
-        simulate(model, plan, common.job)
-    made = MODES["static"].emit(model, plan, common.job.options)
-    constants = {tensor.name for tensor in plan if tensor.role != "activation"}
-    for key, value in made.graph.initializers.items():
-        owner = max((one for one in constants if key == one or key.startswith(f"{one}_")), key=len, default=None)
-        if owner is not None and value.const_value is not None:
-            floats[homes[owner]] += value.const_value.nbytes
-    return Local(made, floats)
-
-
-class _QuantizedCopy:
-    """A copy of a layer's node, with copies of everything that its candidate quantizes."""
-
-    def __init__(self, model: ir.Model, node: ir.Node, ending: str, unit: Unit, candidate: str) -> None:
-        self.model, self.unit, self.ending = model, unit, ending
-        self.tensors = {tensor.name: tensor for tensor in unit.tensors[candidate]}
-        self.copies: dict[str, ir.Value] = {}
-        inputs = [None if value is None else self.copied(value, node) for value in node.inputs]
-        self.node = ir.Node(
-            node.domain,
-            node.op_type,
-            inputs,
-            list(node.attributes.values()),
-            num_outputs=len(node.outputs),
-            name=f"{node.name}{ending}",
-        )
-        model.graph.insert_after(node, self.node)
-        for value, own in zip(node.outputs, self.node.outputs, strict=True):
-            own.name, own.type, own.shape = f"{value.name}{ending}", value.type, value.shape
-            self.copies.setdefault(value.name or "", own)
-            if value.dtype in FLOATS and value.name:
-                error = ir.Node("", "Sub", [own, value], name=_ERROR.format(own.name))
-                error.outputs[0].name, error.outputs[0].type = _ERROR.format(value.name), value.type
-                model.graph.insert_after(self.node, error)
-                model.graph.outputs.append(error.outputs[0])
-
-    def copied(self, value: ir.Value, node: ir.Node) -> ir.Value:
-        """A value of the copy's own, for those that are quantized."""
-        name = value.name or ""
-        if name not in self.tensors:
-            return value
-        if name not in self.copies:
-            data = value.const_value
-            self.copies[name] = self.passed(value, node) if data is None else self.constant(value, data)
-        return self.copies[name]
-
-    def constant(self, value: ir.Value, data: ir.TensorProtocol) -> ir.Value:
-        """A second constant of the same data."""
-        own = ir.Value(name=f"{value.name}{self.ending}", shape=value.shape, type=value.type)
-        own.const_value = ir.tensor(data.numpy(), name=own.name)
-        self.model.graph.register_initializer(own)
-        return own
-
-    def passed(self, value: ir.Value, node: ir.Node) -> ir.Value:
-        """A second name of an activation."""
-        same = ir.Node("", "Identity", [value], name=f"{value.name}{self.ending}_same")
-        own = same.outputs[0]
-        own.name, own.type, own.shape = f"{value.name}{self.ending}", value.type, value.shape
-        self.model.graph.insert_before(node, same)
-        return own
-
-    def tune(self, tuned: ir.Model) -> None:
-        """Give the copy the weights that an algorithm of the candidate made."""
-        own = [replace(one, name=name) for name, one in self.tensors.items() if one.role != "activation"]
-        take_over(self.model, tuned, own, self.ending)
-
-    def put(self, plan: Plan) -> Iterator[str]:
-        """Add what is decided about the copy to a plan; the names of its tensors."""
-        name = self.node.name or ""
-        plan.nodes[name] = NodePlan(name, self.node.op_type, True, "alone")
-        for old, tensor in self.tensors.items():
-            if old not in self.copies:
-                continue
-            new = str(self.copies[old].name)
-            plan.put(replace(tensor, name=new, group=new, readers=None))
-            yield new
-
-    def float_bytes(self) -> float:
-        """Bytes of the layer's float constants that stay as they are."""
-        kept = {
-            value.name: value.const_value.nbytes
-            for value in self.node.inputs
-            if value is not None and value.const_value is not None and value.name not in self._names()
-        }
-        return float(sum(kept.values()))
-
-    def _names(self) -> set[str]:
-        return {str(value.name) for value in self.copies.values()}
-
-
-def local_errors(
-    made: LayerRuns, local: Local, candidate: str, samples: Sequence[int]
-) -> Iterator[tuple[int, dict[str, dict[str, np.ndarray]]]]:
-    """For these samples: (sample, {layer: {output: what quantizing this layer alone changes there}})."""
-    there = {value.name for node in local.model.graph for value in node.outputs}
-    names = {
-        unit.name: [name for name in _outputs(made.common, unit) if _ERROR.format(name) in there]
-        for unit in made.units
-        if candidate in unit.tensors
-    }
-    wanted = [_ERROR.format(name) for found in names.values() for name in found]
-    runtime = replace(Runtime.of(made.common.job.options), threads=made.common.threads)
-    runner = Runner(local.model, wanted, (), runtime)
-    for number in samples:
-        values = runner.run(made.common.feed(number)).values
-        yield number, {layer: {name: values[_ERROR.format(name)] for name in found} for layer, found in names.items()}
-
-
-def _outputs(common: FloatModelFiles, unit: Unit) -> list[str]:
-    node = next(node for node in opened(str(common.model)).graph if node.name == unit.name)
-    return [str(value.name) for value in node.outputs if value.name]
-
-
-# ---- from a layer to the outputs -------------------------------------------------------------------------------------
-
-
-def _followed(
-    made: LayerRuns, errors: Mapping[int, Mapping[str, Mapping[str, np.ndarray]]], metric: str
-) -> dict[str, float]:
-    """The loss of the outputs for the error of each layer; layers without any lose nothing."""
-    names = list(dict.fromkeys(name for found in errors.values() for arrays in found.values() for name in arrays))
-    runner = made.common.runner(open_to_noise(apart(opened(str(made.common.model))), names))
-    nothing: Feed = {_NOISE.format(name): np.zeros((), _type(made.common, name)) for name in names}
-    outputs = {unit.name: Outputs() for unit in made.units}
-    for number, (feed, reference) in enumerate(made.common.pairs()):
-        for layer, arrays in errors.get(number, {}).items():
-            noise = {_NOISE.format(name): array for name, array in arrays.items()}
-            values = runner.run({**feed, **nothing, **noise}).values
-            outputs[layer].update(reference, values, metric == "kl")
-    followed = {layer for found in errors.values() for layer in found}
-    return {layer: one.metrics()[loss_name(metric)] if layer in followed else 0.0 for layer, one in outputs.items()}
-
-
-def _type(common: FloatModelFiles, name: str) -> np.dtype:
-    value = next(one for node in opened(str(common.model)).graph for one in node.outputs if one.name == name)
-    return value.dtype.numpy() if value.dtype is not None else np.dtype(np.float32)
-
-
-def open_to_noise(model: ir.Model, names: Sequence[str]) -> ir.Model:
-    """The model, in place, with an input for each of these tensors that is added to it for all who read it."""
-    made = {value.name: (node, value) for node in model.graph for value in node.outputs}
-    for name in names:
-        node, value = made[name]
-        noise = ir.Value(name=_NOISE.format(name), type=ir.TensorType(value.dtype or ir.DataType.FLOAT))
-        model.graph.inputs.append(noise)
-        added = ir.Node("", "Add", [value, noise], name=f"{noise.name}_added")
-        own = added.outputs[0]
-        own.type, own.shape = value.type, value.shape
-        uses = list(value.uses())
-        model.graph.insert_after(node, added)
-        for use in uses:
-            if use.node is not added:
-                use.node.replace_input_with(use.idx, own)
-        if value.is_graph_output():
-            places = [k for k, one in enumerate(model.graph.outputs) if one is value]
-            value.name, own.name = f"{name}__before", name
-            for place in places:
-                model.graph.outputs[place] = own
-    return model
+def _ratio(energy: float, followed: float) -> float:
+    """Of an energy over that of an error that was followed."""
+    return energy / followed if followed > 0 else float(energy > 0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import onnx
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.measure.outputs import Outputs
-from quark.onnx import layer_runs, one_pass
+from quark.onnx import layer_runs
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.config_file import config_of
 from quark.onnx.data import Feed, samples_of
@@ -30,12 +29,13 @@ from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
 from quark.onnx.latency import median_seconds
 from quark.onnx.layer_runs import FloatModelFiles, LayerRuns
+from quark.onnx.one_pass import Passes
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantization.config.tuners import split
 from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.scratch import Scratch
-from quark.onnx.sensitivity import Progress, losses, open_ledger, study
+from quark.onnx.sensitivity import Progress, open_ledger, study
 from quark.onnx.tuned_speed import repeating
 from quark.search import parts
 from quark.search.energy import is_table, read_table, with_energy
@@ -43,7 +43,8 @@ from quark.search.function import digest_of
 from quark.search.parts import Split
 from quark.search.plan_file import figures_of, measured_words, write_plan
 from quark.search.plan_metric import PlanMetric
-from quark.search.solve import Alone, Judges, Question, solve
+from quark.search.refine import Alone
+from quark.search.solve import Judges, Question, solve
 from quark.search.target import Asked
 from quark.search.values import FLOAT, Found, Study, total
 
@@ -154,7 +155,7 @@ def search(
         workers, ledger: trials at a time; a JSON file that finished trials and measurements are kept in.
         rounds, compare: plans that are measured, at most; also measure every candidate for all layers.
         progress: called with the number of finished trials and of all.
-        estimate: layers by a few passes (``quark.onnx.one_pass``), and trials where the plan rests on them.
+        estimate: layers by a few passes (``quark.onnx.one_pass``), and more of them where the plan rests on them.
 
     Raises:
         ConfigError: an unknown name, a limit below the cheapest plan, or a ledger of something else.
@@ -171,10 +172,10 @@ def search(
         try:
             name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
-            by = one_pass.study if estimate else partial(study, workers=workers, ledger=kept, progress=progress)
-            found = by(made, candidates, name)
+            passes = Passes.over(made, candidates, name) if estimate else None
+            found = study(made, candidates, name, workers, kept, progress) if passes is None else passes.study()
             whole = FileMetric(values, split.fit, goal.metric, metric, kept, made.data, model_input, made.common, found)
-            alone = partial(losses, made, metric=name, workers=workers, ledger=kept) if estimate else None
+            alone = None if passes is None else Alone(passes.losses, passes.left)
             return _solved(whole, made, split, Question(goal, budget, limit, rounds, compare), alone)
         finally:
             layer_runs.close()

@@ -121,15 +121,6 @@ def study(
     return Study(trials, metric, made.common.samples, time.perf_counter() - start)
 
 
-def losses(
-    made: LayerRuns, pairs: Sequence[tuple[str, str]], metric: str, workers: int, ledger: Journal
-) -> list[float]:
-    """The measured losses of layers under candidates, in their order; finished ones from the ledger."""
-    units = {unit.name: unit for unit in made.units}
-    tasks = [(units[layer], name) for layer, name in pairs]
-    return [one.loss for one in _trials(made.common, tasks, metric, workers, ledger)]
-
-
 def _trials(
     common: FloatModelFiles,
     tasks: Sequence[Task],

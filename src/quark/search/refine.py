@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from quark.search.values import Study, Trial
 
@@ -24,31 +24,52 @@ HOPE, LEAST = 0.5, 1 / 32
 """How much less than estimated a loss may turn out to be, and its layer still be found: at first, and at last."""
 AT_ONCE = 4
 """Trials between two plans."""
-FEWER = 10
-"""How many times fewer trials than one per layer and candidate."""
+FEWER = 20
+"""How many times fewer runs of the model than one trial per layer and candidate takes, all estimates together."""
 
 
-def refined(
-    study: Study,
-    plan_of: Callable[[Study], Mapping[str, str]],
-    measure: Callable[[Sequence[Pair]], Sequence[float]],
-    most: int,
-) -> Study:
+@dataclass(frozen=True)
+class Alone:
+    """Who measures the losses of layers under candidates, each alone.
+
+    Attributes:
+        losses: of pairs (layer, candidate), in their order.
+        left: pairs that may still be measured, of the number that was.
+    """
+
+    losses: Callable[[Sequence[Pair]], Sequence[float]]
+    left: Callable[[int], int]
+
+
+def affordable(trials: float, spent: float, each: float, pairs: int, done: int) -> int:
+    """Pairs that may still be measured, so that all of it takes ``FEWER`` times fewer runs than trials; in small models
+    and with few samples, where estimates alone take nearly as many, a ``FEWER``-th of the pairs.
+
+    Args:
+        trials: runs of the model that one trial of each pair takes.
+        spent: those that were made.
+        each: those that measuring one pair takes, at most.
+        pairs: layers times candidates.
+        done: pairs that were measured.
+    """
+    return max(int((trials / FEWER - spent) / each), pairs // FEWER - done)
+
+
+def refined(study: Study, plan_of: Callable[[Study], Mapping[str, str]], alone: Alone) -> Study:
     """The study, with measured losses where plans rest on them.
 
     Args:
         study: estimated losses.
         plan_of: the plan of a study, a candidate by layer.
-        measure: the losses of layers under candidates, each alone.
-        most: trials, at most.
+        alone: measures.
     """
     known: dict[Pair, float] = {}
     hope = HOPE
-    while len(known) < most and hope >= LEAST:
+    while (most := min(AT_ONCE, alone.left(len(known)))) > 0 and hope >= LEAST:
         hoped = corrected(study, known, hope)
-        left = _heavy(hoped, plan_of(hoped), known)[: min(AT_ONCE, most - len(known))]
-        if left:
-            known |= dict(zip(left, measure(left), strict=True))
+        heavy = _heavy(hoped, plan_of(hoped), known)[:most]
+        if heavy:
+            known |= dict(zip(heavy, alone.losses(heavy), strict=True))
         else:
             hope /= 2
     return corrected(study, known)

@@ -8,13 +8,12 @@ from functools import partial
 
 from quark.search.knapsack import SLACK
 from quark.search.loop import Costs, cheapest, first_guess, most_precise
-from quark.search.refine import FEWER, Pair, refined
+from quark.search.refine import Alone, refined
 from quark.search.target import Target
 from quark.search.ties import spread, tied
 from quark.search.values import Found, Study, total
 
 Measure = Callable[[Mapping[str, str]], float]
-Alone = Callable[[Sequence[Pair]], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,8 @@ def solve(study: Study, question: Question, judges: Judges) -> Found:
     """
     also: list[tuple[str, ...]] = []
     if judges.alone is not None:
-        most = -(-len(study.trials) // FEWER)
         also = [_first(tied(study, question.together)[0], question)]
-        study = refined(study, partial(_guessed, question=question), judges.alone, most)
+        study = refined(study, partial(_guessed, question=question), judges.alone)
     rows, behind = tied(study, question.together)
     full = partial(spread, behind)
 

@@ -71,6 +71,12 @@ def losses(
     return found
 
 
+def runs(samples: int, candidates: int) -> int:
+    """Runs of the model that ``losses`` takes: a backward pass counts as three, a pass in which every layer computes
+    twice as two."""
+    return min(SEEN, samples) * (3 + 2 * candidates)
+
+
 def followed(model: nn.Module, common: FloatOutputs, k: int, names: Sequence[str], kl: bool) -> float:
     """Write the gradients at the layers for sample ``k``; the positions of its outputs, or their energy."""
     leaves: dict[str, torch.Tensor] = {}

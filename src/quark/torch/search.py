@@ -23,7 +23,8 @@ from quark.search.function import digest_of
 from quark.search.parts import Split, split_of
 from quark.search.plan_file import figures_of, measured_words, write_plan
 from quark.search.plan_metric import PlanMetric
-from quark.search.solve import Alone, Judges, Question, solve
+from quark.search.refine import Alone
+from quark.search.solve import Judges, Question, solve
 from quark.search.target import LANGUAGE, Asked
 from quark.search.ties import fused
 from quark.search.values import FLOAT, Found, Study
@@ -132,7 +133,7 @@ def search(
         question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))
         data = digest_of_samples(common.samples)
         whole = ModuleMetric(values, apart.fit, goal.metric, metric, book, data, loaded, common)
-        return _solved(whole, found, apart, question, trials.losses if estimate else None)
+        return _solved(whole, found, apart, question, trials.alone(found) if estimate else None)
 
 
 def _solved(whole: ModuleMetric, found: Study, apart: Split, question: Question, alone: Alone | None) -> Found:

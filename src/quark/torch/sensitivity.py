@@ -29,7 +29,7 @@ from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.measure.outputs import EXACT, loss_name
 from quark.search.function import check_metric, digest_of, load_function, number_of
-from quark.search.refine import Pair
+from quark.search.refine import Alone, Pair, affordable
 from quark.search.values import FLOAT, Study, Trial
 from quark.torch import one_pass
 from quark.torch.config.model import QConfig
@@ -47,6 +47,8 @@ from quark.torch.stage import Stages
 
 LLAMA = "llama.cpp"  # whose files have blocks of their own
 MEASURES = ("kl", "sqnr", "mse", "cosine")
+TRIED = 2
+"""Samples on which layers are tried that a plan rests on, where the others are estimated."""
 Progress = Callable[[int, int], None]
 
 
@@ -248,11 +250,20 @@ class LayerTrials:
         shown = self.metric if ":" not in self.metric else self.metric.rpartition(":")[2]
         return Study(tuple(made), shown, len(self.common.samples), time.perf_counter() - start)
 
+    def alone(self, found: Study) -> Alone:
+        """Who measures what the plan of an estimated study rests on: trials on few samples."""
+        pairs, samples = sum(one.candidate != FLOAT for one in found.trials), len(self.common.samples)
+        spent = one_pass.runs(samples, sum(name != FLOAT for name in found.candidates))
+        each = min(TRIED, samples)
+        return Alone(self.losses, lambda done: affordable(pairs * samples, spent + done * each, each, pairs, done))
+
     def losses(self, pairs: Sequence[Pair]) -> list[float]:
-        """The measured losses of layers under candidates, in their order; finished ones from the ledger."""
-        found = self.finished(pairs)
+        """The losses of layers under candidates on few samples, in their order."""
+        few = replace(self.common, samples=self.common.samples[:TRIED])
+        found: dict[Pair, dict[str, float]] = {}
         values = {c: values_of(self.model, self.base, c) for c in dict.fromkeys(c for _, c in pairs)}
-        replace(self, workers=1, progress=None).measure(found, pairs, values)
+        brief = replace(self, common=few, ledger=Journal(None, {}), workers=1, progress=None)
+        brief.measure(found, pairs, values)
         return [found[pair][loss_name(self.metric)] for pair in pairs]
 
     def finished(self, pairs: Iterable[Pair]) -> dict[Pair, dict[str, float]]:

@@ -1,0 +1,175 @@
+"""The error of one layer, added to what the float model has there, and what arrives of it at the outputs.
+
+Only what lies behind the layer computes again: the graph is cut in a few places, and what crosses a cut is fed as the
+float model makes it. So the error of a layer in the middle costs half a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from quark.measure.outputs import Outputs
+from quark.onnx.energy import macs_of
+from quark.onnx.graph.run import FLOATS, Runner
+from quark.onnx.graph.session import Runtime
+from quark.onnx.graph.surgery import apart
+from quark.onnx.layer_runs import FloatModelFiles, LayerRuns, opened
+
+CUTS = 8
+"""Places, at most, from which the graph computes."""
+_NOISE = "{}__noise"
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The layers of a stretch of the graph, from whose first node on it computes again.
+
+    Attributes:
+        start: the place of that node.
+        layers: outputs of each, by name.
+        crossing: tensors that the graph before it makes, and that it reads.
+        share: of the model's multiplications.
+    """
+
+    start: int
+    layers: Mapping[str, tuple[str, ...]]
+    crossing: tuple[str, ...]
+    share: float
+
+
+def stretches(made: LayerRuns) -> tuple[Stretch, ...]:
+    """The layers of the main graph in stretches of as many, in order."""
+    nodes = list(opened(str(made.common.model)).graph)
+    macs, names = macs_of(made.common), {unit.name for unit in made.units}
+    places = [place for place, node in enumerate(nodes) if node.name in names]
+    size, found = max(1, -(-len(places) // CUTS)), list[Stretch]()
+    start, crossing = 0, tuple[str, ...]()
+    for group in (places[first : first + size] for first in range(0, len(places), size)):
+        if (read := _crossing(nodes, group[0])) is not None:  # else from where the stretch before it begins
+            start, crossing = group[0], read
+        behind = sum(macs.get(str(node.name), 0.0) for node in nodes[start:])
+        outputs = {str(nodes[k].name): tuple(str(one.name) for one in nodes[k].outputs if one.name) for k in group}
+        found.append(Stretch(start, outputs, crossing, behind / max(sum(macs.values()), 1.0)))
+    return tuple(found)
+
+
+def _crossing(nodes: Sequence[ir.Node], start: int) -> tuple[str, ...] | None:
+    """What is read behind a place and made before it; None where that is no plain tensor."""
+    found = [value for value, _, _ in _read_behind(nodes, start)]
+    plain = all(isinstance(value.type, ir.TensorType) and value.name for value in found)
+    return tuple(dict.fromkeys(str(value.name) for value in found)) if plain else None
+
+
+def _read_behind(nodes: Sequence[ir.Node], start: int) -> Iterator[tuple[ir.Value, ir.Node, int]]:
+    """Values made before a place, constants aside, with the nodes and slots that read them behind it."""
+    before = dict.fromkeys(node for node in nodes[:start] if node.op_type != "Constant")
+    for value in (value for node in before for value in node.outputs):
+        yield from ((value, use.node, use.idx) for use in value.uses() if use.node not in before)
+
+
+def write_floats(common: FloatModelFiles, found: Sequence[Stretch], number: int) -> None:
+    """Keep what crosses the cuts for one sample."""
+    names = list(dict.fromkeys(name for stretch in found for name in stretch.crossing))
+    values = Runner(opened(str(common.model)), names, (), _runtime(common)).run(common.feed(number)).values
+    save_file({name: np.asarray(value, order="C") for name, value in values.items()}, _floats(common, number))
+
+
+def _floats(common: FloatModelFiles, number: int) -> Path:
+    return common.folder / f"floats.{number}.safetensors"
+
+
+def write_errors(common: FloatModelFiles, candidate: int, number: int, arrays: Mapping[str, np.ndarray]) -> None:
+    """Keep the errors of all layers under one candidate (its place among them) for one sample, by output."""
+    kept = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    save_file(kept, _errors(common, candidate, number))
+
+
+def _errors(common: FloatModelFiles, candidate: int, number: int) -> Path:
+    return common.folder / f"errors{candidate}.{number}.safetensors"
+
+
+def arriving(
+    common: FloatModelFiles,
+    stretch: Stretch,
+    wanted: Mapping[Pair, int],
+    numbers: Sequence[int],
+    kl: bool,
+    into: Mapping[Pair, Outputs],
+) -> None:
+    """Add what arrives at the outputs of the errors of single layers.
+
+    Args:
+        common: the float model, with the errors and floats of these samples written.
+        stretch: the stretch that has the layers.
+        wanted: (layer, candidate) with the place of the candidate.
+        numbers: samples.
+        kl: whether the divergence is wanted.
+        into: what arrived on other samples, by (layer, candidate).
+    """
+    model = apart(opened(str(common.model)))
+    behind = {value.name: value.dtype for node in list(model.graph)[stretch.start :] for value in node.outputs}
+    names = [name for layer in dict.fromkeys(layer for layer, _ in wanted) for name in stretch.layers[layer]]
+    noisy = open_to_noise(cut(model, stretch.start), [name for name in names if behind[name] in FLOATS])
+    runner = Runner(noisy, [name for name in common.outputs if name in behind], (), _runtime(common))
+    nothing = {_NOISE.format(name): np.zeros((), kind.numpy()) for name in names if (kind := behind[name]) in FLOATS}
+    for number in numbers:
+        reference, floats = common.reference(number), _read(_floats(common, number), stretch.crossing)
+        feed = {**common.feed(number), **floats, **nothing}
+        for pair, candidate in wanted.items():
+            errors = _read(_errors(common, candidate, number), stretch.layers[pair[0]])
+            noise = {_NOISE.format(name): array for name, array in errors.items()}
+            into[pair].update(reference, {**reference, **runner.run({**feed, **noise}).values}, kl)
+
+
+def _runtime(common: FloatModelFiles) -> Runtime:
+    return replace(Runtime.of(common.job.options), threads=common.threads)
+
+
+def _read(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Those of the tensors that a file has."""
+    with safe_open(path, framework="np") as kept:
+        there = set(kept.keys())
+        return {name: kept.get_tensor(name) for name in names if name in there}
+
+
+def cut(model: ir.Model, start: int) -> ir.Model:
+    """The model, in place, with what crosses a place as inputs of the names that it has."""
+    fed: dict[ir.Value, ir.Value] = {}
+    for value, node, slot in list(_read_behind(list(model.graph), start)):
+        if value not in fed:
+            fed[value] = ir.Value(name=value.name, type=value.type)
+            value.name = f"{value.name}__before"
+            model.graph.inputs.append(fed[value])
+        node.replace_input_with(slot, fed[value])
+    return model
+
+
+def open_to_noise(model: ir.Model, names: Sequence[str]) -> ir.Model:
+    """The model, in place, with an input for each of these tensors that is added to it for all who read it."""
+    made = {value.name: (node, value) for node in model.graph for value in node.outputs}
+    for name in names:
+        node, value = made[name]
+        noise = ir.Value(name=_NOISE.format(name), type=ir.TensorType(value.dtype or ir.DataType.FLOAT))
+        model.graph.inputs.append(noise)
+        added = ir.Node("", "Add", [value, noise], name=f"{noise.name}_added")
+        own = added.outputs[0]
+        own.type, own.shape = value.type, value.shape
+        uses = list(value.uses())
+        model.graph.insert_after(node, added)
+        for use in uses:
+            if use.node is not added:
+                use.node.replace_input_with(use.idx, own)
+        if value.is_graph_output():
+            places = [k for k, one in enumerate(model.graph.outputs) if one is value]
+            value.name, own.name = f"{name}__before", name
+            for place in places:
+                model.graph.outputs[place] = own
+    return model
