@@ -89,5 +89,7 @@ def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     channels = pytest.importorskip("quark.torch.algorithms.channels")
     monkeypatch.setattr(channels, "FACTORS", ((0.8, 1.25),))
     monkeypatch.setattr(channels, "CHANNELS", 8)
+    for search in ("awq", "smooth"):
+        monkeypatch.setattr(f"quark.torch.algorithms.{search}.GRID", ((0.0, 0.4, 0.8), (0.0, 0.5)))
     monkeypatch.setattr("quark.algorithms.awq.FINER", 0)
     monkeypatch.setattr("quark.algorithms.awq.CLIPS", 2)

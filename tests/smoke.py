@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+SELF = "import sys; print(sys.executable)"
 CODE = """
 import json, pathlib, quark, quark.onnx
 home = pathlib.Path(quark.__file__).parent
@@ -36,14 +37,27 @@ def lowest() -> list[str]:
     return [need.replace(">=", "==") for need in project["dependencies"] + project["optional-dependencies"]["onnx"]]
 
 
+def places(version: str) -> Iterator[str]:
+    """Programs that may be this Python: on the path, of pyenv, of uv, of Windows' launcher."""
+    yield shutil.which(f"python{version}") or ""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    yield from (str(place) for place in sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True))
+    for command in (["uv", "python", "find", "--no-project", version], ["py", f"-{version}", "-c", SELF]):
+        if shutil.which(command[0]):
+            yield subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def runs(program: str, version: str) -> bool:
+    """Whether the program is this Python and can make environments (a shim of pyenv may stand for none)."""
+    test = f"import sys, venv; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
+    return bool(program) and subprocess.run([program, "-c", test], capture_output=True, check=False).returncode == 0
+
+
 def interpreters() -> Iterator[tuple[str, str]]:
     """Name and path of every Python of the list that runs here."""
     for version in PYTHONS:
-        program = shutil.which(f"python{version}")
-        works = (
-            program and not subprocess.run([program, "-c", "import venv"], capture_output=True, check=False).returncode
-        )
-        if program and works:
+        program = next((place for place in places(version) if runs(place, version)), None)
+        if program:
             yield version, program
         else:
             print(f"skipped: Python {version} is not here", flush=True)

@@ -18,7 +18,7 @@ import quark
 import quark.onnx as q
 from quark.errors import ConfigError
 from quark.numerics.granularity import Group
-from quark.observers import SEARCHES
+from quark.observers import SEARCHES, registry
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
 from quark.torch.quantization.config.type import Dtype
@@ -127,8 +127,6 @@ def test_methods_with_needs_of_their_own_work_where_these_are_met() -> None:
 
 
 def test_what_cannot_be_is_refused(made_up: str) -> None:
-    from quark.observers import registry
-
     for change, words in (
         ({"calibration_method": "tree_sigma"}, "Did you mean 'three_sigma'"),
         ({"calibration_method": made_up, "calibration_settings": {"facto": 2}}, "Did you mean 'factor'"),
@@ -158,6 +156,13 @@ def test_what_cannot_be_is_refused(made_up: str) -> None:
             quark.unregister_calibration(name)
     with pytest.raises(ConfigError, match="at most 65536"):
         registry.rows_of(made_up, registry.MOST_ROWS + 1, None, {})  # type: ignore[arg-type]
+
+
+def test_so_many_statistics_are_kept_and_no_more(made_up: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MOST_ROWS", 2)
+    assert len(registry.rows_of(made_up, 2, None, {})[2]) == 2  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at most 2, and this tensor has 3 scales"):
+        registry.rows_of(made_up, 3, None, {})  # type: ignore[arg-type]
 
 
 def registry_observer() -> Any:

@@ -21,6 +21,7 @@ from quark.files.identity import digests_of
 from quark.numerics import array, chunks
 from quark.numerics.affine import Grid, fake_quantize, quantize
 from quark.numerics.formats import FORMATS
+from quark.numerics.ggml import GGML
 from quark.numerics.granularity import Channel
 from quark.numerics.packing import AWQ_ORDER, pack
 from quark.observers.registry import rows_of
@@ -51,6 +52,11 @@ def packed(folder: Path) -> list[np.ndarray]:
 def blocks(folder: Path) -> list[np.ndarray]:
     kernels = X.reshape(4, 37, 3, 8)[:, :32]
     return [FORMATS[name].round(kernels, 1) for name in ("mxfp4", "mx6", "bfp16")]
+
+
+def ggml(folder: Path) -> list[np.ndarray]:
+    rows = np.tile(X, (1, 8)).reshape(-1, 768)
+    return [part for name in ("q4_0", "q6_k") for part in GGML[name].both(rows, np.abs(rows[:2]) + 1)]
 
 
 def ranges(method: str) -> Work:
@@ -113,6 +119,7 @@ ROWS: dict[tuple[str, str], tuple[Work, tuple[int, ...]]] = {
     ("quark/numerics/chunks.py", "SMALL"): (codes, (0, 1, 1 << 20)),
     ("quark/numerics/packing.py", "CACHED"): (packed, (1, 100, 1 << 20)),
     ("quark/numerics/blocks.py", "SHORT_LOOP"): (blocks, (0, 1, 1 << 20)),
+    ("quark/numerics/ggml.py", "PART"): (ggml, (1, 1000, 1 << 20)),
     ("quark/observers/entropy.py", "AT_ONCE"): (ranges("entropy"), (1, 1 << 22)),
     ("quark/observers/mse.py", "SMALL"): (searched, (1, 1 << 22)),
     ("quark/observers/histogram.py", "CHUNK"): (ranges("entropy"), (1 << 10, 1 << 20)),

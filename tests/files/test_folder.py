@@ -120,3 +120,25 @@ def test_a_file_that_nobody_may_write_is_synced_as_a_reader(tmp_path: Path, monk
         monkeypatch.setattr(atomic.os, "access", lambda path, what, may=may_write: may)
         atomic.sync(file)
         assert asked.pop() == mode and not asked
+
+
+def test_a_link_is_no_folder_of_ours_and_the_source_is_no_detour(tmp_path: Path) -> None:
+    """What the link leads to is somebody's, also where it was made by us."""
+    goal, source = tmp_path / "goal", tmp_path / "source"
+    source.mkdir()
+    made = folders.begin_detour(goal, source)
+    assert folders.is_detour(made) and made.parent == tmp_path
+    assert folders.begin_detour(goal, source) == made
+    with pytest.raises(ConfigError, match="is in the way"):
+        folders.begin_detour(goal, made)
+    (made / "kept").write_text("of another job")
+    made.rename(tmp_path / "elsewhere")
+    made.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    assert not folders.is_detour(made)
+    with pytest.raises(ConfigError, match="is in the way"):
+        folders.begin_detour(goal, source)
+    assert (tmp_path / "elsewhere" / "kept").exists()
+    made.unlink()
+    made.write_text("a file")
+    with pytest.raises(ConfigError, match="is in the way"):
+        folders.begin_detour(goal, source)

@@ -102,6 +102,11 @@ def test_questions_about_arrays(made: Callable[[Any], Any]) -> None:
     for name in ("fp8_e5m2", "fp8_e4m3", "int8", "fp4_e2m1"):
         assert tuple(quantize(nothing, 1.0, 0, FORMATS[name]).shape) == (0, 4)
     assert array.maybe(made(np.array([False, True]))) and not array.maybe(made(np.array([False, False])))
+    plain = made(np.ones((2, 2), np.float32))
+    assert array.shares_memory(plain) is (made is not np.asarray)
+    if made is not np.asarray:
+        assert array.shares_memory(torch.nn.Parameter(plain)) and not array.shares_memory(plain.to_sparse())
+        assert not array.shares_memory(plain.as_subclass(type("Own", (torch.Tensor,), {})))
 
 
 @pytest.mark.parametrize("made", BOTH)

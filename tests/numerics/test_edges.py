@@ -154,6 +154,8 @@ def header(text: str, version: int = 1) -> bytes:
         ("<f8", f"{2**30}, {2**30}", "its shape"),
         ("|u1", "1," * 33, "its shape"),
         ("|u1", "1," * 32, "promises"),
+        ("|u1", f"{10**18 - 1},", "promises"),
+        ("|u1", f"{10**18},", "its shape"),
     ],
 )
 def test_shapes_beyond_all_memory(descr: str, shape: str, told: str, tmp_path: Path) -> None:
@@ -225,9 +227,9 @@ def test_subnormal_inputs_count_as_zero_and_the_smallest_normal_does_not(name: s
     """A block of numbers around 2**-126: the smallest normal number is kept, the float32 below it is 0."""
     smallest = np.float32(2.0**-126)
     x = np.zeros((1, 16), np.float32)
-    x[0, :4] = smallest, np.nextafter(smallest, np.float32(0)), -smallest, smallest * 2
+    x[0, :6] = smallest, np.nextafter(smallest, np.float32(0)), -smallest, smallest * 2, 1.5 * smallest, -smallest
     found = np.asarray(FORMATS[name].round(made(x)))
-    assert found[0, 0] == smallest and found[0, 1] == 0 and found[0, 2] == -smallest and found[0, 3] == smallest * 2
+    np.testing.assert_array_equal(found[0, :6], x[0, :6] * [1, 0, 1, 1, 1, 1])
 
 
 #: Exponent bits, mantissa bits, sign bits: IEEE 754, the upper half of float32, OCP's formats, E5M3 without sign.

@@ -112,6 +112,8 @@ def test_rows_are_brought_near_one_where_squares_would_leave_float32(largest: fl
     if found is not None:
         assert found.shape == (1, 1) and 0.25 <= largest * float(found[0, 0]) < 4
         assert math.log2(float(found[0, 0])).is_integer()
+    beside = mse.unit_of((np.append(low, -1.0), np.append(high, 2.0)))
+    assert (beside is None) == (found is None)
 
 
 @pytest.mark.parametrize("rule", ["symmetric, narrow", "symmetric", "asymmetric"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from quark.numerics.affine import Grid
 from quark.numerics.formats import FORMATS
-from quark.observers import Histogram, Memory, Values, mse
+from quark.observers import Histogram, Memory, Values, entropy, mse
 from quark.observers.histogram import BLOCK
 from quark.observers.outlined import Outlined
 from quark.observers.sampled import ENOUGH, step_of
@@ -129,6 +129,89 @@ def test_rows_under_powers_of_two_lose_what_the_loop_loses(name: str, outlier: f
     for row, *span in zip(rows, lo, hi, strict=True):
         loop = Loop(row, grid)
         assert loop.error_of(*loop.parameters((span[0], span[1]))) == pytest.approx(loop.least_of_powers(), rel=2e-5)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_rows_are_searched_as_if_they_were_alone(name: str) -> None:
+    """One whose best range is near the full one ends no search of another, whose best one is far below."""
+    draw = np.random.default_rng(3)
+    rows = np.stack([draw.uniform(-1, 1, 4000), draw.standard_normal(4000), draw.standard_normal(4000)])
+    rows[1, 0], rows[2, 7] = 40, -300
+    rows = rows.astype(np.float32)
+    together = np.array(mse.search_rows(rows, GRIDS[name])).T
+    alone = [np.array(mse.search_rows(row[None], GRIDS[name]))[:, 0] for row in rows]
+    np.testing.assert_allclose(together, alone, rtol=1e-6)
+
+
+# ---- thresholds of least divergence ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("levels, most, best", [
+    (128, 4000, 700), (128, 4000, 4000), (128, 4000, 128), (128, 2048, 131), (128, 129, 129), (16, 300, 90),
+])  # fmt: skip
+def test_thresholds_go_by_eighths_of_octaves_and_then_closer(
+    levels: int, most: int, best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which numbers of bins are tried, the larger of equally good ones first."""
+    asked: list[int] = []
+
+    def at(self: entropy.Divergences, sizes: Sequence[int]) -> dict[int, float]:
+        asked.extend(sizes)
+        return {size: float(abs(size - best) // 4) for size in sizes}
+
+    monkeypatch.setattr(entropy.Divergences, "at", at)
+    monkeypatch.setattr(entropy, "magnitudes", lambda statistic: (np.ones(most), 2.0))
+    monkeypatch.setattr(entropy, "clipped", lambda statistic, threshold: threshold / 2)
+    monkeypatch.setattr(entropy, "_fair", lambda statistic, grid, ranges: ranges)
+    found: list[float] = entropy._least_divergence(Histogram(), GRIDS["uint8"], levels, False)  # type: ignore[assignment]
+    expected = [most]
+    for k in range(1, 1000):
+        size = round(most / 2 ** (k / 8))
+        if most / 2 ** (k / 8) < levels:
+            break
+        expected += [size] if size != expected[-1] else []
+    expected += [levels] if expected[-1] != levels else []
+    tried = list(expected)
+    for step in (16, 32, 64):
+        least = min(tried, key=lambda size: abs(size - best) // 4)
+        for size in (round(least * 2 ** (1 / step)), round(least / 2 ** (1 / step))):
+            tried += [size] if levels <= size <= most and size not in tried else []
+    assert asked == tried
+    assert found == sorted(tried, key=lambda size: abs(size - best) // 4)
+
+
+def test_few_bins_have_no_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    statistic = Histogram()
+    statistic.update(np.array([-0.5, 3.0], np.float32))
+    for count, width, whole in ((128, 2.0, True), (127, 2.0, True), (129, 2.0, False), (500, 0.0, True)):
+        bins = np.ones(count), width
+        monkeypatch.setattr(entropy, "magnitudes", lambda _, bins=bins: bins)
+        monkeypatch.setattr(entropy, "_fair", lambda *_: None)
+        monkeypatch.setattr(entropy.Divergences, "at", lambda self, sizes: dict.fromkeys(sizes, 0.0))
+        found = entropy._least_divergence(statistic, GRIDS["uint8"], 128, False)
+        assert found == ((-0.5, 3.0) if whole else None)
+
+
+def test_the_divergence_counts_one_way_or_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entropy, "_least_divergence", lambda statistic, grid, levels, both: (-float(levels), both))
+    assert entropy.search_both(Histogram(), GRIDS["uint8"]) == (-128.0, True)
+    assert entropy.search(Histogram(), GRIDS["uint8"], 64) == (-64.0, False)
+    assert entropy.search(Histogram(), GRIDS["uint8"], 64, True) == (-64.0, 64.0)
+
+
+@pytest.mark.parametrize("kept", [40, 77, 128])
+@pytest.mark.parametrize("name", GRIDS)
+def test_codes_begin_where_the_rounded_centres_of_bins_change(name: str, kept: int) -> None:
+    statistic, grid = Histogram(), GRIDS[name]
+    statistic.update(np.array([-6.0, 8.0], np.float32))
+    made = entropy.Divergences(statistic, grid, np.ones(128), 0.0625)
+    threshold = kept * 0.0625
+    scale, zero = grid.parameters(np.array([max(-6.0, -threshold)]), np.array([min(8.0, threshold)]))
+    centres = (np.arange(kept, dtype=np.float32) + np.float32(0.5)) * np.float32(0.0625)
+    codes = np.clip(np.rint(centres / scale) + zero, grid.format.min, grid.format.max)
+    expected = [k for k in range(kept) if k == 0 or codes[k] != codes[k - 1]]
+    (first,) = made._first_bins([kept])
+    assert first.tolist() == expected
 
 
 # ---- order statistics ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.pairs import pairs
 
 from quark.errors import ConfigError
 from quark.numerics.affine import Grid, fake_quantize
@@ -62,10 +63,9 @@ def error(x: np.ndarray, span: tuple[float, float], grid: Grid, power: int = 2) 
     return float(np.mean(off.astype(np.float64) ** power))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
-def test_every_search_gives_a_usable_range_on_every_grid(method: str, kind: str, grid: Grid) -> None:
+@pytest.mark.parametrize(("method", "kind", "name"), pairs(METHODS, KINDS, GRIDS))
+def test_every_search_gives_a_usable_range_on_every_grid(method: str, kind: str, name: str) -> None:
+    grid = GRIDS[name]
     if method == "mse_most_common" and grid.scale_rule != "power_of_two":
         with pytest.raises(ConfigError, match="needs power-of-two scales"):
             find(data(kind, 3000), grid, method)

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import zlib
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from tests.onnx_flow import models
 
+from quark.config.nbits import NBits
 from quark.config.overrides import Override
-from quark.config.plan import Plan, TensorPlan
+from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.config.rules import LayerSpec
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError
-from quark.numerics.granularity import Channel
+from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx.graph.model import load
-from quark.onnx.npu import positions
-from quark.onnx.qdq import overrides, parameters, place, slots
+from quark.onnx.graph.surgery import Names, constant_array
+from quark.onnx.npu import fixed_point, positions
+from quark.onnx.qdq import (
+    dual_pairs,
+    floats,
+    initializers,
+    masks,
+    nbits_algorithms,
+    overrides,
+    parameters,
+    place,
+    recurrent,
+    slots,
+    tables,
+)
 
 
 @pytest.mark.parametrize("format, largest", [("bfloat16", 2.0), ("float16", 65504.0)])
@@ -101,3 +118,190 @@ def test_zero_points_follow_moved_positions(lo: float, hi: float, position: int,
     assert moved.changes == ("note",) and positions._moved(moved, np.array(position), "note").changes == ("note",)
     plain = TensorPlan("x", "activation", TensorSpec("int8"), "", "x", scale=np.float32(1), zero_point=np.int8(0))
     assert int(positions._moved(plain, np.array(position), "note").zero_point) == 0
+
+
+# ---- ranges of constants ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given, found, expected", [
+    ((-1.0, None), (-5.0, 3.0), (-1.0, 3.0)),
+    ((None, 2.0), (-5.0, 3.0), (-5.0, 2.0)),
+    ((3.0, None), (-5.0, 3.0), (3.0, 3.0)),
+    (None, (4.0, 3.0), (4.0, 3.0)),
+    ((-1.0, 1.0), None, (-1.0, 1.0)),
+    ((3.5, None), (-5.0, 3.0), "rmin 3.5 lies beyond the largest value 3"),
+    ((None, -6.0), (-5.0, 3.0), "rmax -6.0 lies beyond the smallest value -5"),
+    ((1.0, None), (np.zeros(2), np.array([2.0, 0.5])), "rmin 1.0 lies beyond the largest value 0.5"),
+    ((None, 1.0), (np.array([0.5, 2.0]), np.full(2, 3.0)), "rmax 1.0 lies beyond the smallest value 2"),
+])  # fmt: skip
+def test_sides_that_are_given_take_the_place_of_those_found(given: Any, found: Any, expected: Any) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            parameters._with_fixed(planned("w", fixed_range=given), lambda: found)
+    else:
+        assert parameters._with_fixed(planned("w", fixed_range=given), lambda: found) == expected
+
+
+@pytest.mark.parametrize("scale, zero, low, high", [
+    (0.5, 0, -64.0, 63.5), (0.5, 10, -69.0, 58.5), ([0.5, 2.0], [0, -28], [-64.0, -200.0], [63.5, 310.0]),
+])  # fmt: skip
+def test_the_range_of_a_scale_and_a_zero_point(scale: Any, zero: Any, low: Any, high: Any) -> None:
+    found = parameters._as_given(planned("w"), (scale, zero))
+    np.testing.assert_array_equal(np.asarray(found.range), [low, high])
+    assert found.scale.dtype == np.float32 and found.zero_point.dtype == np.int32
+
+
+@pytest.mark.parametrize("method", ["minmax", "mse"])
+@pytest.mark.parametrize("granularity, shape", [(Tensor(), ()), (Channel(0), (3,)), (Group(1, 4), (3, 2))], ids=str)
+def test_a_constant_has_a_range_for_each_scale(granularity: Any, shape: tuple[int, ...], method: str) -> None:
+    values = models.normal(3, 8)
+    spec = TensorSpec("int8", granularity=granularity, method=method)
+    lo, hi = parameters.weight_range(values, spec, "w")
+    assert lo.shape == hi.shape == shape
+    if method == "minmax":
+        parts = values.reshape(*shape, -1)
+        np.testing.assert_array_equal([lo, hi], [parts.min(-1), parts.max(-1)])
+    block = parameters.weight_range(values, TensorSpec("mxfp8_e4m3", granularity=Group(1, 32)), "w")
+    assert [float(side) for side in block] == [values.min(), values.max()]
+
+
+# ---- which tensors ---------------------------------------------------------------------------------------------------
+
+
+def named(text: str, weights: dict[str, np.ndarray] | None = None, opset: int = 17) -> ir.Model:
+    model = load(onnx.shape_inference.infer_shapes(models.model(text, weights or {}, opset)))
+    for number, node in enumerate(model.graph):
+        node.name = f"n{number + 1}"
+    return model
+
+
+def test_only_a_pool_looks_past_what_a_pad_adds() -> None:
+    """Every window of a MaxPool holds a value of the input, too; anything else passes the large number on."""
+    pad = 'p = Pad<mode = "constant"> (x, pads, low)'
+    weights = {"pads": np.array([0, 0, 1, 0, 0, 1]), "low": np.array(-1e30, np.float32)}
+    for body, carried in (("y = MaxPool<kernel_shape = [3]> (p)", {"p"}), ("y = Abs (p)", {"p", "y"})):
+        model = named(f"g (float[1, 2, 4] x) => (float[1, 2, n] y) {{ {pad} {body} }}", weights)
+        assert {value.name for value in masks.masked_tensors(model)[1]} == carried
+
+
+@pytest.mark.parametrize("first, second, expected", [
+    (False, True, "'n1' (Relu) stays float: first"), (True, False, "'n2' (Exp) stays float: second"),
+    (True, True, "no rule quantizes it for"), (None, False, "'n2' (Exp) stays float: second"), (None, None, "no rule"),
+])  # fmt: skip
+def test_the_reason_of_a_float_tensor_is_that_of_a_node_that_stays_float(
+    first: bool | None, second: bool | None, expected: str
+) -> None:
+    model, plan = named("g (float[2] x) => (float[2] y) { a = Relu (x) y = Exp (a) }"), Plan()
+    for name, quantized, reason in (("n1", first, "first"), ("n2", second, "second")):
+        if quantized is not None:
+            plan.nodes[name] = NodePlan(name, "?", quantized, reason)
+    floats.note_floats(model, plan)
+    assert expected in plan.floats["a"]
+
+
+@pytest.mark.parametrize("spoilt", [np.inf, -np.inf, np.nan, 3e38, -3e38])
+def test_a_table_with_one_number_beyond_its_codes_is_not_stored(spoilt: float) -> None:
+    """Also in a row that is not among those looked at."""
+    values = models.normal(3 * tables._ROWS, 8)
+    spec = TensorSpec("int8", granularity=Channel(0))
+
+    def faithful(array: np.ndarray) -> bool:
+        value = ir.Value(name="w")
+        value.const_value = ir.tensor(array)
+        return tables._is_faithful(value, spec)
+
+    assert faithful(values)
+    values[1, 3] = spoilt
+    assert not faithful(values)
+
+
+@pytest.mark.parametrize("given, inputs, expected", [
+    ("int8", None, "int8"), ("uint8", None, "uint8"), ("int16", None, "int16"), ("int4", None, "int8"),
+    ("int8", "int8", "int8"), ("int8", "int16", "int16"), ("uint8", "uint16", "int16"), ("uint16", "int16", "uint16"),
+    ("int4", "uint16", "int16"), ("uint8", "fp8_e4m3", "uint8"), ("bfloat16", "int16", "int16"),
+])  # fmt: skip
+def test_rows_of_tables_have_the_bits_of_the_activations_they_are(
+    given: str, inputs: str | None, expected: str
+) -> None:
+    found = tables._for_rows(TensorSpec(given), None if inputs is None else TensorSpec(inputs))
+    assert found.format == expected and found.granularity == Channel(0)
+
+
+@pytest.mark.parametrize("told, transformer, expected", [
+    (None, False, False), (None, True, True), (True, False, True), (False, True, False)
+])  # fmt: skip
+def test_products_of_activations(told: bool | None, transformer: bool, expected: bool) -> None:
+    job: Any = SimpleNamespace(options=SimpleNamespace(MatMulConstBOnly=told, EnableNPUTransformer=transformer))
+    assert place._const_b_only(job) is expected
+
+
+@pytest.mark.parametrize("told, expected", [(None, True), (True, True), (False, False)])
+def test_a_node_beside_a_tensor_of_another_type_takes_that(told: bool | None, expected: bool) -> None:
+    model, plan = named("g (float[2] x) => (float[2] y) { y = Relu (x) }"), Plan()
+    plan.put(planned("x"))
+    at = dual_pairs.Boundaries(model, plan, {"x": Override(format="int16", symmetric=told)}, False)
+    layer: Any = LayerSpec(TensorSpec("int8"), TensorSpec("int8"), None, None)
+    found = dual_pairs._own(model.graph[0], layer, at)
+    assert found.inputs == found.outputs == TensorSpec("int16", symmetric=expected)
+
+
+@pytest.mark.parametrize("zero, scale, expected", [
+    ([0, 0], [1.0, 2.0], True), ([0, 1], [1.0, 2.0], False), (0, 1.0, True), (1, 1.0, False),
+    ([[0], [0]], [[1.0], [2.0]], False),
+])  # fmt: skip
+def test_weights_of_integer_recurrent_layers(zero: Any, scale: Any, expected: bool) -> None:
+    assert recurrent._symmetric(planned("w", scale=np.asarray(scale), zero_point=np.asarray(zero))) is expected
+
+
+@pytest.mark.parametrize("length", [initializers.LONGEST, initializers.LONGEST + 1])
+@pytest.mark.parametrize("rule", ["float32", "power_of_two"])
+def test_long_names_are_shortened_where_nothing_looks_for_them(length: int, rule: str) -> None:
+    name = "n" * (length - 1) + "z"
+    found = initializers.stem(TensorPlan(name, "weight", TensorSpec("int8", scale_rule=rule), "", name))
+    if length == 40 or rule == "power_of_two":
+        assert found == name
+    else:
+        assert found == "n" * 23 + f"z_{zlib.crc32(name.encode()):08x}"
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_codes_under_given_scales_stay_within_their_bits(bits: int) -> None:
+    weight = np.zeros((1, 32), np.float32)
+    weight[0, 13:19] = -1e6, -1.0, 1.0, 1e6, -1e6, 0.0
+    zero = np.array([[1, 2]], np.uint8)
+    found = nbits_algorithms.on_grid(weight, NBits(Bits=bits, GroupSize=16), np.ones((1, 2), np.float32), zero)
+    assert found[0, 0, -4:].tolist() == [1, 0, 0, 2] and found[0, 1, :4].tolist() == [2**bits - 1, 0, 2, 2]
+
+
+# ---- what the device computes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha, beta, expected", [
+    (1 / 6, 0.5, True), (1 / 6 + 2e-6, 0.5, False), (1 / 6 - 2e-6, 0.5, False), (1 / 6, 0.5 + 2e-6, False),
+    (1 / 6, 0.5 - 2e-6, False), (1 / 6, -0.5, False), (0.2, 0.5, False), (1 / 6, 0.0, False),
+])  # fmt: skip
+def test_the_slope_that_the_device_has(alpha: float, beta: float, expected: bool) -> None:
+    node = ir.node("HardSigmoid", [ir.Value(name="x")], attributes={"alpha": alpha, "beta": beta})
+    assert fixed_point.is_sixth(node) is expected
+    told = "the device has alpha 1/6 and beta 1/2 only"
+    assert fixed_point.of_sixth(node) == (2731 / 2**14 * 6 if expected else told)
+
+
+@pytest.mark.parametrize("inputs, expected", [
+    ("x, w, v", [2.0, 6.0]), ("x, u, v", [1.0, 6.0]), ("x, w", [2.0, 127.0]), ("x", [-128.0, 127.0]),
+    ("x, low, high", [-128.0, 127.0]), ("x, u", [1.0, 127.0]),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_bounds_of_a_clip_are_made_whole(inputs: str, expected: list[float], dtype: Any) -> None:
+    given = {"w": 2.0, "v": 6.0, "u": 1.25, "low": -1e4, "high": 127.5}
+    given = {name: value for name, value in given.items() if name in inputs.split(", ")}
+    kind = "float" if dtype is np.float32 else "float16"
+    model = named(f"g ({kind}[3] x) => ({kind}[3] y) {{ y = Clip ({inputs}) }}",
+                  {name: np.array(value, dtype) for name, value in given.items()})  # fmt: skip
+    node = model.graph[0]
+    changed = fixed_point.make_whole(node, fixed_point.bounds_of(node), Names(model))
+    assert changed == (inputs != "x, w, v")
+    bounds = [constant_array(value) for value in node.inputs[1:]]
+    assert [float(bound) for bound in bounds] == expected and {bound.dtype for bound in bounds} == {np.dtype(dtype)}
+    kept = {name for name, value in given.items() if value in (2.0, 6.0)}
+    assert {name for name in model.graph.initializers if len(name) < 5} == kept

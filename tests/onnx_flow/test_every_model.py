@@ -10,6 +10,7 @@ import onnx
 import pytest
 from tests.onnx_flow import models
 from tests.onnx_flow.old_operators import ZOO
+from tests.pairs import pairs
 
 from quark.errors import ModelError
 from quark.onnx import (
@@ -95,8 +96,9 @@ REAL = ["squeezenet11_flowers5", "yolox_nano", "ultraface_rfb320", "stories260K"
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("name", REAL)
-@pytest.mark.parametrize("config", ["16 bits", "A8W8_CPU", "XINT8"])
+@pytest.mark.parametrize(
+    ("config", "name"), [*(("16 bits", name) for name in REAL), *pairs(["A8W8_CPU", "XINT8"], REAL)]
+)
 def test_real_models(name: str, config: str) -> None:
     if not models.REAL_MODELS.is_dir():
         pytest.skip("no folder 'shared' beside the repository")

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from tests.onnx_flow import models
+from tests.pairs import pairs
 
 from quark.config.presets import PRESETS
 from quark.errors import ConfigError
@@ -348,8 +349,7 @@ UNTRAINABLE = {
 }
 
 
-@pytest.mark.parametrize("kind", UNTRAINABLE)
-@pytest.mark.parametrize("preset", TRAINING)
+@pytest.mark.parametrize(("preset", "kind"), pairs(TRAINING, UNTRAINABLE))
 def test_presets_quantize_models_that_have_nothing_to_train(preset: str, kind: str) -> None:
     proto = models.model(*UNTRAINABLE[kind])
     chosen = QConfig.get_default_config(preset)

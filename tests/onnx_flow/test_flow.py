@@ -16,6 +16,7 @@ import onnx
 import onnxruntime
 import pytest
 from tests.onnx_flow import models
+from tests.pairs import pairs
 
 from quark.cli import main
 from quark.demo import data as digits
@@ -149,9 +150,12 @@ def test_every_activation_type_and_method(spec: type[QTensorConfig], method: Cal
     assert sqnr(REFERENCE, run(result)) > least
 
 
-@pytest.mark.parametrize("scale", [ScaleType.Float32, ScaleType.PowerOf2], ids=str)
-@pytest.mark.parametrize("granularity", GRANULARITIES, ids=str)
-@pytest.mark.parametrize("spec", [Int4Spec, UInt4Spec, Int8Spec, UInt8Spec, Int16Spec])
+@pytest.mark.parametrize(
+    ("spec", "granularity", "scale"),
+    pairs(
+        [Int4Spec, UInt4Spec, Int8Spec, UInt8Spec, Int16Spec], GRANULARITIES, [ScaleType.Float32, ScaleType.PowerOf2]
+    ),
+)
 def test_every_weight_type_and_granularity(
     spec: type[QTensorConfig], granularity: QuantGranularity, scale: ScaleType
 ) -> None:

@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 from tests.onnx_flow import models
+from tests.pairs import pairs
 
 from quark.onnx import Config, ModelQuantizer, get_default_config
 
@@ -58,12 +59,11 @@ def answers(path: Path, sample: dict[str, np.ndarray], level: onnxruntime.GraphO
     return found
 
 
-@pytest.mark.parametrize(("preset", "types"), CASES)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(("name", "size", "case"), pairs(BODIES, SIZES, CASES))
 def test_a_fused_kernel_answers_as_the_file_says(
-    name: str, size: str, preset: str, types: list[str], tmp_path: Path
+    name: str, size: str, case: tuple[str, list[str]], tmp_path: Path
 ) -> None:
+    preset, types = case
     spread, middle = SIZES[size]
     chance = np.random.default_rng(5)
     samples = [{"x": (middle + spread * chance.normal(size=(2, 6, 10, 12))).astype(np.float32)} for _ in range(3)]

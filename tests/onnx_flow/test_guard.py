@@ -70,17 +70,31 @@ def test_every_transformation_is_under_the_contract() -> None:
     assert set(GUARDED) == set(TRANSFORMS)
 
 
-SLOW = (CLEConfig, SmoothQuantConfig, QuarotConfig, AWQConfig, SVDQuantConfig)
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW), id=kind.name) for kind in GUARDED]
-)
-def test_no_transformation_is_worse_than_nothing_on_a_face_detector(kind: type[AlgoConfig]) -> None:
-    """Where equalization does harm under power-of-two scales: the guard looks at what comes out."""
+def detector(folder: Path, layers: int | None) -> Path:
+    """The face detector, or its first convolutions."""
     path = REAL / "ultraface_rfb320.onnx"
     if not path.exists():
         pytest.skip("the shared models are not beside the repository")
+    if layers is None:
+        return path
+    proto = onnx.shape_inference.infer_shapes(onnx.load(path))
+    last = [node.output[0] for node in proto.graph.node if node.op_type == "Relu"][layers - 1]
+    (folder / "cut.onnx").write_bytes(onnx.utils.Extractor(proto).extract_model(["input"], [last]).SerializeToString())
+    return folder / "cut.onnx"
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        *((kind, 6) for kind in (CLEConfig, ChannelEqualizationConfig)),
+        *(pytest.param(kind, None, marks=pytest.mark.slow) for kind in GUARDED),
+    ],
+)
+def test_no_transformation_is_worse_than_nothing_on_a_face_detector(
+    kind: type[AlgoConfig], layers: int | None, tmp_path: Path
+) -> None:
+    """The guard looks at what comes out."""
+    path = detector(tmp_path, layers)
     feeds = [{"input": models.normal(1, 3, 240, 320, seed=seed)} for seed in range(1)]
     plain = relative_loss(path, EIGHT, [], feeds)
     assert relative_loss(path, EIGHT, [GUARDED[kind](keep_worse=False)], feeds) <= plain * (1 + 1e-6)

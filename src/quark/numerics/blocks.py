@@ -241,7 +241,7 @@ class Block:
         scale = self.scale(from_bits(amax), above)
         step = scale * self.unit if above is None else scale * above
         if self.carry:
-            finite = namespace(x).where(from_bits(sizes) == abs(x), x, 0 * step) if special else x
+            finite = namespace(x).where(from_bits(sizes) == abs(x), x, 0.0) if special else x
             raised = 1 + cast(block_max(rule(finite / step), BLOCK_AXIS) > self.element.max, "float32")
             scale, step = scale * raised, step * raised
         if not self.sub_block:

@@ -317,7 +317,7 @@ class Float:
             xp.maximum(code, shifted, out=code)
         code >>= 23 - self.mantissa_bits
         if (self.has_infinity or self.has_nan) and reaches(size, INFINITY):
-            code = xp.where(size == INFINITY, self.infinity_code, xp.where(size > INFINITY, self.nan_code, code))
+            code = xp.where(size < INFINITY, code, xp.where(size == INFINITY, self.infinity_code, self.nan_code))
         if self.signed:
             bits = bits >> 31
             bits &= 1 << self.bits - 1

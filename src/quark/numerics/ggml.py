@@ -77,7 +77,7 @@ class Ggml(Block):
         most = np.abs(values).max(-1, initial=0)
         scale = most / np.float32(self.largest * self.units)
         above = scale if self.signed else most / np.float32(self.units)  # which minima are multiples of
-        return bool(((most == 0) | (scale >= (COARSE if self.units > 1 else SMALLEST)) & (above <= LARGEST)).all())
+        return bool(((most == 0) | (scale >= (SMALLEST if self.units == 1 else COARSE)) & (above <= LARGEST)).all())
 
     def round(
         self,
@@ -259,7 +259,7 @@ def row(
     return Ggml(
         kind.lower(),
         Int(f"int{bits}", bits),
-        SUPER if units > 1 else BLOCK,
+        BLOCK if units == 1 else SUPER,
         kind=kind,
         nbytes=nbytes,
         largest=largest,

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from quark.torch.export import decoded, formats, gguf_vocabulary, gptq, shards, verify
+from quark.errors import ConfigError, ModelError
+from quark.torch.export import (
+    custom_modes,
+    decoded,
+    formats,
+    gguf_architectures,
+    gguf_model,
+    gguf_tensors,
+    gguf_vocabulary,
+    gptq,
+    onnx_run,
+    shards,
+    state,
+    verify,
+    vllm_reads,
+)
+from quark.torch.export.gguf_tensors import FileLoss, GGUFTensor
 from quark.torch.quantization.config.config import Int4PerChannelSpec, Int4PerGroupSpec, QConfig, QLayerConfig
 
 ONE = 1 << 15  # columns: every row more than the elements that are decoded as a whole
@@ -89,8 +107,6 @@ def test_steps_of_a_pre_tokenizer(node: Any, expected: tuple[tuple[str, bool], .
 def test_tokens_that_an_embedding_has_rows_for(
     vocabulary: dict[str, int], size: int, fits: bool, tmp_path: Path
 ) -> None:
-    from quark.errors import ModelError
-
     model = {"type": "BPE", "vocab": vocabulary, "merges": []}
     content = {"model": model, "pre_tokenizer": {"type": "ByteLevel"}, "added_tokens": []}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
@@ -126,3 +142,86 @@ def test_scales_of_fp8_reach_every_axis(dims: int, kind: str) -> None:
     assert found.shape == weight.shape
     for row, factor in enumerate(rows):
         assert torch.equal(found[row], weight[row] * factor)
+
+
+@pytest.mark.parametrize("size, said", [
+    ([64, 128], None), ((1, 1), None), ([0, 128], "two positive"), ([128, -1], "two positive"), ([128], "two positive"),
+    ([128, 128, 1], "two positive"), (128, "two positive"), ([128, 1.0], "two positive"), ([True, 1], "two positive"),
+    (None, None), ([], None),
+])  # fmt: skip
+@pytest.mark.parametrize("scheme", [None, "dynamic", "static"])
+def test_sizes_of_blocks_of_fp8(size: Any, said: str | None, scheme: str | None) -> None:
+    told = said or ("activation_scheme is 'dynamic'" if size and scheme == "static" else None)
+    with pytest.raises(ConfigError, match=told) if told else nullcontext():
+        custom_modes.check_fp8_blocks({"weight_block_size": size, "activation_scheme": scheme})
+
+
+@pytest.mark.parametrize("window, layers, row, expected", [
+    (None, None, False, 4096), (512, None, False, 512), (512, None, True, 4096), (8192, None, False, 4096),
+    (512, ["full_attention"], False, 4096), (512, ["full_attention", "sliding_attention"], False, 512),
+    (512, False, False, 4096), (512, True, False, 512),
+])  # fmt: skip
+def test_the_longest_text_that_llama_cpp_can_take(window: int | None, layers: Any, row: bool, expected: int) -> None:
+    config = SimpleNamespace(max_position_embeddings=4096, sliding_window=window)
+    if isinstance(layers, list):
+        config.layer_types = layers
+    elif layers is not None:
+        config.use_sliding_window = layers
+    known: Any = SimpleNamespace(window=row)
+    assert gguf_architectures.context_of(config, known) == expected
+
+
+@pytest.mark.parametrize("program", ["vllm", "sglang", None])
+@pytest.mark.parametrize("cached", [True, False])
+def test_scales_of_caches_have_names_of_their_own_for_vllm(program: str | None, cached: bool) -> None:
+    layer = QLayerConfig()
+    config: Any = SimpleNamespace(kv_cache_quant_config={"*k_proj": layer} if cached else {})
+    items = [shards.item_of("model.layers.0.self_attn.k_proj.output_scale", torch.ones(1))]
+    (found,) = vllm_reads.cache_scales_for(program, config, items)
+    moved = program == "vllm" and cached
+    assert list(found.form) == [f"model.layers.0.self_attn.{'k_scale' if moved else 'k_proj.output_scale'}"]
+
+
+def test_only_matrices_count_for_the_loss_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And codes that lose more than a part of their norm are no codes of the values."""
+    monkeypatch.setattr(GGUFTensor, "beyond", lambda *_: 0)
+
+    def entry(shape: tuple[int, ...], coded: bool = False) -> Any:
+        return GGUFTensor("t", "F32", shape, lambda: None, coded)  # type: ignore[arg-type, return-value]
+
+    loss = FileLoss()
+    for shape in ((4,), (2, 2), (1, 2, 2)):
+        loss.add(entry(shape), np.full((1, 4), 2.0, np.float32), np.full(4, 2.5, np.float32))
+    assert (loss.error, loss.total) == (2.0, 50.0)
+    wanted = np.ones(4096, np.float32)
+    for part, fits in ((0.99 * gguf_tensors.CODED, True), (1.01 * gguf_tensors.CODED, False)):
+        with nullcontext() if fits else pytest.raises(ModelError, match="reads back with 0 of"):
+            loss.add(entry((1, 4096), True), wanted * np.float32(1 - part), wanted)
+
+
+def test_the_type_of_a_file_is_that_of_most_matrices() -> None:
+    gguf = pytest.importorskip("gguf")
+    seen: list[Any] = []
+    writer: Any = SimpleNamespace(add_file_type=seen.append, add_quantization_version=lambda version: None)
+    kinds = [("blk.0.a", "F32", (8,))] * 5 + [("blk.0.b", "Q4_0", (8, 8))] * 3 + [("blk.0.c", "Q8_0", (8, 8))] * 2
+    kinds += [("token_embd", "Q8_0", (8, 8))] * 4
+    entries = [GGUFTensor(name, kind, shape, lambda: None) for name, kind, shape in kinds]  # type: ignore[arg-type, return-value]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_model, "add_numbers", lambda *_: None)
+        gguf_model.add_metadata(writer, None, None, entries)  # type: ignore[arg-type]
+    assert seen == [gguf.LlamaFileType.MOSTLY_Q4_0]
+
+
+def test_answers_of_a_file_that_are_no_numbers_where_those_of_the_model_are() -> None:
+    inf, nan = float("inf"), float("nan")
+    wanted = [torch.tensor([1.0, inf, -inf, nan])]
+    for answer, fits in (([1.0, inf, -inf, nan], True), ([1.0, 5.0, nan, 1.0], True), ([nan, inf, -inf, nan], False)):
+        with nullcontext() if fits else pytest.raises(ModelError, match="answers nan or inf"):
+            onnx_run.compare([torch.tensor(answer)], wanted)
+
+
+def test_an_item_of_what_is_there() -> None:
+    made = {"a": torch.ones(2, 3), "b": torch.zeros(1, dtype=torch.int8)}
+    found = state.given_item(made)
+    assert found is not None and found.form == {"a": ((2, 3), torch.float32), "b": ((1,), torch.int8)}
+    assert found.make() is made and state.given_item({}) is None

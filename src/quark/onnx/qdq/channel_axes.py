@@ -33,7 +33,7 @@ def weight_axes(node: ir.Node, rule: OpRule) -> tuple[int, int]:
 def _is_depthwise(node: ir.Node) -> bool:
     """Whether each input channel makes one output channel."""
     shape = tuple((node.inputs[1].shape if node.inputs[1] is not None else None) or ())
-    return len(shape) > 1 and shape[1] == 1 and shape[0] == int_attribute(node, "group", 1)
+    return shape[1:2] == (1,) and shape[0] == int_attribute(node, "group", 1)
 
 
 def is_off_channel(node: ir.Node, value: ir.Value, spec: TensorSpec) -> bool:

@@ -75,7 +75,7 @@ class Writer:
         if (name, form) not in self.codes:
             tensor, source, dtype = self.plan.tensors[name], tensor_of(value), onnx_type(self.plan.tensors[name].spec)
             turn = arrange or (lambda array: array)
-            shape = turn(np.broadcast_to(np.uint8(0), source.shape.numpy())).shape
+            shape = turn(np.broadcast_to(np.uint8(), source.shape.numpy())).shape
             label = self.names.fresh(f"{name}_quantized{form}")
 
             def compute() -> ir.TensorProtocol:

@@ -22,9 +22,7 @@ def stem(tensor: TensorPlan) -> str:
     and names of several hundred letters (TensorFlow's) would take more bytes than 8-bit codes save. Compilers for NPUs
     may look for the names of this interface, so those of tensors with power-of-two scales stay whole.
     """
-    if len(tensor.name) <= LONGEST or tensor.spec.scale_rule == "power_of_two":
-        return tensor.name
-    return shortened(tensor.name)
+    return tensor.name if tensor.spec.scale_rule == "power_of_two" else shortened(tensor.name)
 
 
 def shortened(name: str) -> str:

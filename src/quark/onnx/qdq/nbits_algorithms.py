@@ -110,7 +110,7 @@ def half_quadratic(weight: np.ndarray, nbits: NBits) -> WeightGroups:
     tiles = _tiled(weight, found.scales.shape[1], nbits.GroupSize).reshape(-1, nbits.GroupSize)
     half = np.full(found.scales.shape, 1 << (nbits.Bits - 1), np.uint8)
     zero = half if found.zero_points is None else found.zero_points
-    sign = np.where(found.scales < 0, np.float32(-1), np.float32(1)).reshape(-1)
+    sign = np.sign(np.asarray(found.scales, np.float32)).reshape(-1)  # none is 0
     if not isinstance(kind, Element):
         raise TypeError(f"{kind.name} has no codes")
     scale = np.asarray(found.scales, np.float32).reshape(-1) * sign  # negative ones are positive for mirrored weights

@@ -31,10 +31,10 @@ def is_float(value: ir.Value | None) -> bool:
 def data_inputs(node: ir.Node, rule: OpRule) -> list[ir.Value]:
     """The float inputs that are activations by the rule; constants among them included."""
     positions: Iterable[int] = range(len(node.inputs)) if rule.data is None else rule.data
-    chosen = [node.inputs[p] for p in positions if p < len(node.inputs)]
+    chosen = [input_at(node, position) for position in positions]
     weight = weight_input(node, rule)
-    if rule.weight is not None and weight is None and rule.weight < len(node.inputs):
-        chosen.append(node.inputs[rule.weight])  # MatMul of two activations
+    if rule.weight is not None and weight is None:
+        chosen.append(input_at(node, rule.weight))  # MatMul of two activations
     return [value for value in chosen if value is not None and is_float(value) and value is not weight]
 
 

@@ -175,7 +175,7 @@ def _node_times(node: ir.Node) -> tuple[float, float]:
     elements = max(*known, sum(known[: len(read)]) if node.op_type == "Concat" else 0)
     kind, products = _kind(node)
     if kind in COPIED:
-        shape = _sizes(node.inputs[1]) or [_TOGETHER, 1, 1]
+        shape = _sizes(node.inputs[1]) or []
         elements = copied(kind, shape, known[-1] // shape[0])
     times = _time(kind, "float", elements, products), _time(kind, "integer", elements, products)
     if node.op_type == "ConvTranspose":  # no integer kernel: the float one between conversions
@@ -310,7 +310,7 @@ def _norm_unit(norm: Sequence[ir.Node], members: set[ir.Node]) -> _Unit:
 
 def _gate(node: ir.Node) -> ir.Node | None:
     """The Sigmoid of a Mul that makes a SiLU with it."""
-    for value, other in (node.inputs[:2], node.inputs[1::-1]) if node.op_type == "Mul" else ():
+    for value, other in (node.inputs, node.inputs[::-1]) if node.op_type == "Mul" else ():
         gate = None if value is None else value.producer()
         if value is not None and gate is not None and gate.op_type == "Sigmoid" and gate.inputs[0] is other:
             return gate if sole_consumer(value) is node else None

@@ -90,7 +90,7 @@ def fp8_decoder(blocks: tuple[int, ...] | None) -> Decoder:
         weight, scale = parts["weight"].float(), parts["scale"].float()
         if blocks is not None and scale.dim() == weight.dim() == 2:
             return weight * Block2D(*blocks).expand(scale, tuple(weight.shape))
-        return weight * (scale.reshape(-1, *[1] * (weight.dim() - 1)) if scale.numel() > 1 else scale.reshape(()))
+        return weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
 
     return decode
 
