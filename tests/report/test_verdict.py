@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quark.measure.answers import Answers
+from quark.measure.answers import FEW, Answers
 from quark.measure.distance import Distance
 from quark.report.tables import brief
 from quark.report.verdict import (
@@ -33,6 +33,16 @@ def test_without_answers_the_decibels_decide(decibels: float, level: str) -> Non
     assert LEVELS[judge("y", distance(decibels), None).level] == level
     too_few = Answers("classes", [1.0], [1.0])
     assert LEVELS[judge("y", distance(decibels), too_few).level] == level
+
+
+def test_an_output_whose_answers_are_too_few_says_so() -> None:
+    """Every kind that has answers; what has none, or enough of them, does not."""
+    told = {
+        (kind, total): "too few answers" in judge("y", distance(25), answers(kind, 1.0, total)).reason
+        for kind in ("classes", "scores", "boxes", "labels", "values")
+        for total in (0, FEW // 2 - 1, FEW)  # of each of two samples
+    }
+    assert told == {(kind, total): kind != "values" and 2 * total < FEW for kind, total in told}
 
 
 @pytest.mark.parametrize("kind", [None, "scores", "classes", "labels"])

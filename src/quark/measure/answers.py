@@ -124,6 +124,11 @@ class Answers:
         return sum(self.kept) / total if total >= FEW else None
 
     @property
+    def few(self) -> bool:
+        """Whether there are answers, but too few to tell."""
+        return self.kind not in (None, "values") and not self.unlike and self.share is None
+
+    @property
     def error(self) -> float:
         """Standard error of the share over samples (ratio estimator); NaN from a single sample."""
         kept, total = np.asarray(self.kept), np.asarray(self.total)

@@ -101,7 +101,9 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
         return Judged(name, 0, f"{name} is NaN, or infinite in one of the models only", -math.inf, -math.inf)
     by_energy = _level(sqnr, SQNR)
     if share is None or answers is None:
-        return Judged(name, by_energy, f"SQNR of {name} {decibels(sqnr)}", sqnr, sqnr)
+        few = answers is not None and answers.few
+        said = f"SQNR of {name} {decibels(sqnr)}{', too few answers to count' if few else ''}"
+        return Judged(name, by_energy, said, sqnr, sqnr)
     by_answers = _level(share, KEPT)
     only = answers.kind in ("scores", "boxes", "labels")
     level = by_answers if only else max(by_energy - 1, min(by_energy + 1, by_answers))
