@@ -125,3 +125,45 @@ def test_a_layer_that_computes_one_of_its_weights_keeps_both(op_type: str, compu
     other = {"W": "R", "R": "W"}[computed]
     assert weights[other] == TensorProto.FLOAT and not {"W_quantized", "R_quantized", "made_quantized"} & set(weights)
     np.testing.assert_array_equal(models.run(made, feed)[0], models.run(both, feed)[0])
+
+
+def shared(reader: str) -> onnx.ModelProto:
+    """A layer beside the cell that reads the cell's weight of the input too."""
+    model = recurrent("LSTM")
+    if reader == "MatMul":
+        node = helper.make_node("MatMul", ["other", "W"], ["z"], "beside")
+        sizes = [("other", [1, 3, 4 * HIDDEN]), ("z", [1, 3, READ])]
+    else:
+        node = helper.make_node("LSTM", ["other", "W", "R", "B"], ["z"], "beside", hidden_size=HIDDEN)
+        sizes = [("other", [4, 1, READ]), ("z", [4, 1, 1, HIDDEN])]
+    into, out = (helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes)
+    model.graph.node.append(node)
+    model.graph.input.append(into)
+    model.graph.output.append(out)
+    return model
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "A8W8_CPU", "XINT8", "UINT8_DYNAMIC_QUANT"])
+@pytest.mark.parametrize("reader", ["MatMul", "LSTM"])
+def test_a_weight_that_another_layer_reads_is_quantized_for_both(reader: str, preset: str) -> None:
+    model, config = shared(reader), QConfig.get_default_config(preset)
+    config.global_quant_config.extra_options.update(PrintSummary=False, FloatWhereFaster=False)
+    rng = np.random.default_rng(1)
+    sizes = {one.name: [dim.dim_value or 4 for dim in one.type.tensor_type.shape.dim] for one in model.graph.input}
+    feeds = [{name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()} for _ in range(3)]
+    quantizer = ModelQuantizer(config)
+    made = quantizer.quantize_model(model, None, feeds)
+    assert made is not None
+    left = {tensor.name for tensor in made.graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    assert not left & {"W", "R"}
+    reference, found = models.run(model, feeds[0]), models.run(made, feeds[0])
+    floor = 10 if preset in ("XINT8", "UINT8_DYNAMIC_QUANT") else 25
+    for one, other in zip(reference, found, strict=True):
+        assert 10 * np.log10((one**2).sum() / ((one - other) ** 2).sum()) > floor
+    if reader == "MatMul" and preset != "UINT8_DYNAMIC_QUANT":
+        makers = {node.output[0]: node.op_type for node in made.graph.node}
+        (beside,) = (node for node in made.graph.node if node.op_type == "MatMul")
+        assert makers[beside.input[1]] == "DequantizeLinear"  # what becomes MatMulInteger, not the cell's Mul
+    if reader == "LSTM":
+        assert coverage(made).stored > 0.93
+        assert made.ByteSize() < model.ByteSize() / 2.5

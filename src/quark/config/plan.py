@@ -99,10 +99,14 @@ class Plan:
         self.tensors[tensor.name] = tensor
 
     def read_by(self, node: str, tensor: TensorPlan) -> None:
-        """Record a decision for one more reader."""
+        """Record a decision for one more reader; the first decision of a spec gives the reason."""
         known = self.tensors.get(tensor.name)
-        before = known.readers if known is not None and known.readers is not None else frozenset()
-        self.put(replace(tensor, readers=before | {node}))
+        if known is None:
+            self.put(replace(tensor, readers=frozenset([node])))
+        elif known.spec != tensor.spec:
+            self.put(replace(tensor, readers=(known.readers or frozenset()) | {node}))
+        elif known.readers is not None:
+            self.put(replace(known, readers=known.readers | {node}))
 
     def leave(self, name: str, reason: str) -> None:
         """Take a tensor out: it stays float after all."""

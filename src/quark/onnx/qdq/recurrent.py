@@ -22,10 +22,10 @@ from quark.config.rules import Decision
 from quark.config.tensor import TensorSpec
 from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import input_at, input_name, int_attribute, is_constant, let_go, tensor_of
+from quark.onnx.graph.surgery import input_at, int_attribute, is_constant, let_go, operand, tensor_of
 from quark.onnx.qdq import slots, slower
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
-from quark.onnx.qdq.dynamic import kept_attributes
+from quark.onnx.qdq.dynamic import add_weight, kept_attributes
 from quark.onnx.qdq.store import codes_of
 
 RECURRENT = ("LSTM", "GRU", "RNN")
@@ -60,8 +60,8 @@ def store_weights(
             reason = DYNAMIC if fastest and _is_faster(node, spec) else REASON
             plan.nodes[name] = replace(plan.nodes[name], quantized=True, reason=reason)
             because = f"{reason}: {node.op_type} {node.name!r}"
-            for weight in (input_name(node, position) for position in _WEIGHTS):
-                plan.read_by(name, TensorPlan(weight, "weight", spec, because, weight))
+            for position in _WEIGHTS:
+                add_weight(node, operand(node, position), spec, because, plan, model)
 
 
 def is_alone(tensor: TensorPlan) -> bool:
