@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import onnx
-from tests.onnx_flow import models
+from tests.onnx_flow import fused_models, models
 
 
 def _numbers(**values: float) -> dict[str, np.ndarray]:
@@ -405,6 +405,7 @@ TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "other_types": other_types,
     "old_split": old_split,
     "unknown_outside": unknown_outside,
+    **fused_models.FUSED,
 }
 
 

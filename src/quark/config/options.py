@@ -44,6 +44,9 @@ class Options(BaseModel):
     RemoveInputInit: bool = _option(
         True, 1, "Initializers stop being graph inputs; False: those a feed may override stay float."
     )
+    ExpandFused: bool = _option(
+        True, 1, "Write operators that ONNX Runtime has fused (FusedConv, Attention) as the layers they hold."
+    )
     ConvertOpsetVersion: Positive | None = _option(
         None,
         1,

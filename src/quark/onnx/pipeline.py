@@ -47,6 +47,8 @@ _QUANTIZED_OPS = frozenset(
     ]
 )
 
+#: Domains of operators in layouts that ONNX Runtime chooses for a processor when it loads a model.
+_LAYOUTS = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
 #: Operators that an earlier opset had in a form that it called deprecated at once, which ``onnx.checker`` refuses.
 _VALID_FROM = {"GroupNormalization": 21}
 
@@ -116,6 +118,7 @@ def _asked(option: str, job: Job) -> bool:
 #: What a model needs before anything looks at it; runs under SkipPreprocess too.
 FIRST = (
     Step("RemoveInputInit", "remove_input_init"),
+    Step("ExpandFused", "expand_fused"),
     Step("ConvertFP16ToFP32", "convert_fp16_to_fp32"),
     Step(
         "FasterForms",
@@ -231,10 +234,11 @@ def prepare(model: ir.Model, job: Job, write: bool = True, of: object = None) ->
         of: where the model came from, for what a refusal advises.
 
     Raises:
-        ModelError: the model is already quantized, computes in bfloat16, holds an operator that nothing defines where
+        ModelError: the model is already quantized, laid out for one processor, computes in bfloat16, holds an operator that nothing defines where
             samples are to run, is float16 where the options want float32, or cannot be lifted.
     """
     refuse_quantized(model, of)
+    refuse_layouts(model)
     if not job.options.ConvertFP16ToFP32:
         refuse_bfloat16(model, of, job.options.ExecutionProviders)
     stated = names_stated(model) if job.target == "cpu" else None  # other compilers may need what is not stated
@@ -315,6 +319,17 @@ def refuse_quantized(model: ir.Model, of: object) -> None:
             f"the model is already quantized: it holds {len(found)} quantization nodes, the first is {first.op_type} "
             f"{first.name!r}. Give the float model it was made from, or make one of it: "
             f"{tool_command('convert_quant_to_float', of)}"
+        )
+
+
+def refuse_layouts(model: ir.Model) -> None:
+    """Raise ``ModelError`` for a model that ONNX Runtime has laid out for the kernels of one processor."""
+    found = next((node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.domain in _LAYOUTS), None)
+    if found is not None:
+        raise ModelError(
+            f"ONNX Runtime has laid the model out for one processor: {found.name!r} is {found.domain}::{found.op_type}, "
+            "which has no quantized form. Give the model from before, or let ONNX Runtime save it again with "
+            "graph_optimization_level = ORT_ENABLE_EXTENDED"
         )
 
 

@@ -34,6 +34,8 @@ INLINE_LIMIT = 2**31 - 2**26
 """Bytes of weights that fit into one protobuf (its limit is 2 GiB) beside 64 MiB of nodes."""
 EXTERNAL_THRESHOLD = 1024
 """Initializers of at most so many bytes stay in the model file when the others go to external data."""
+_CONSTANTS_FROM = 4
+"""The IR version from which an initializer may be no input of the graph."""
 COMMON_IR = 10
 """Newest IR version that every supported ONNX Runtime loads; a newer one is written only where the model needs it."""
 _AHEAD: dict[tuple[str, int, int, int], ir.Model] = {}
@@ -132,6 +134,10 @@ def _tidied(model: ir.Model, source: str) -> ir.Model:
     freed = _free_axes(model)
     if freed:
         repairs.append(f"{freed[0]!r} has an axis of -1 elements: a free one, as ONNX Runtime reads it")
+    constant = next((one for one in model.graph.initializers.values() if not one.is_graph_input()), None)
+    if constant is not None and model.ir_version < _CONSTANTS_FROM:  # ONNX Runtime's optimizer writes such files
+        repairs.append(f"{constant.name!r} is no input: IR version {_CONSTANTS_FROM} for {model.ir_version}")
+        model.ir_version = _CONSTANTS_FROM
     if repairs:
         model.meta[REPAIRS] = tuple(repairs)
     name_nodes(model)
@@ -281,7 +287,7 @@ def _settle(model: ir.Model) -> None:
 
 def suitable_ir_version(model: ir.Model) -> int:
     """The IR version to write: the model's own, within what its contents need and what runtimes load."""
-    needed = max(4, _opset_ir_version(opset(model)), 8 if model.functions else 0)
+    needed = max(_CONSTANTS_FROM, _opset_ir_version(opset(model)), 8 if model.functions else 0)
     for value in _initializers(model):
         if value.const_value is not None:
             needed = max(needed, _NEEDED_IR.get(value.const_value.dtype, 0))

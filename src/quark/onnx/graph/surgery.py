@@ -82,6 +82,12 @@ def ints_attribute(node: ir.Node, name: str) -> list[int] | None:
     return [int(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else None
 
 
+def floats_attribute(node: ir.Node, name: str) -> list[float]:
+    """A list of floats, empty where it is absent."""
+    value = attribute(node, name)
+    return [float(one) for one in value] if isinstance(value, Sequence) else []
+
+
 def axes_of(node: ir.Node) -> list[int] | None:
     """The axes of a reduction, an attribute or the second input; None where they are computed or left out."""
     array = constant_array(input_at(node, 1))

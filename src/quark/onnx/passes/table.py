@@ -21,6 +21,7 @@ from quark.onnx.passes import (
     constants,
     cross_layer_equalization,
     direct_convs,
+    expand_fused,
     faster_forms,
     fewer_moves,
     fill_value_info,
@@ -92,6 +93,13 @@ TABLE: tuple[Pass, ...] = (
         "convert_opset_version",
         "Bring the model to another opset; to an older one where its operators have the same form there.",
         opset_version.run,
+    ),
+    Pass(
+        "expand_fused",
+        "Operators that ONNX Runtime fuses layers into (FusedConv, Attention) become the layers again.",
+        expand_fused.run,
+        shapes=True,
+        when=tuple(expand_fused.ROWS),
     ),
     Pass(
         "convert_fp16_to_fp32",
