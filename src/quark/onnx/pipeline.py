@@ -234,8 +234,9 @@ def prepare(model: ir.Model, job: Job, write: bool = True, of: object = None) ->
         of: where the model came from, for what a refusal advises.
 
     Raises:
-        ModelError: the model is already quantized, laid out for one processor, computes in bfloat16, holds an operator that nothing defines where
-            samples are to run, is float16 where the options want float32, or cannot be lifted.
+        ModelError: the model is already quantized, laid out for one processor, computes in bfloat16, holds an operator
+            that nothing defines where samples are to run, is float16 where the options want float32, or cannot be
+            lifted.
     """
     refuse_quantized(model, of)
     refuse_layouts(model)
@@ -327,9 +328,9 @@ def refuse_layouts(model: ir.Model) -> None:
     found = next((node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.domain in _LAYOUTS), None)
     if found is not None:
         raise ModelError(
-            f"ONNX Runtime has laid the model out for one processor: {found.name!r} is {found.domain}::{found.op_type}, "
-            "which has no quantized form. Give the model from before, or let ONNX Runtime save it again with "
-            "graph_optimization_level = ORT_ENABLE_EXTENDED"
+            f"ONNX Runtime has laid the model out for one processor: {found.name!r} is "
+            f"{found.domain}::{found.op_type}, which has no quantized form. Give the model from before, or let ONNX "
+            "Runtime save it again with graph_optimization_level = ORT_ENABLE_EXTENDED"
         )
 
 

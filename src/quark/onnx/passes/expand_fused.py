@@ -17,7 +17,7 @@ FusedMatMul transposes; operands of unknown rank that it transposes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +61,17 @@ class _Writer:
         self.base = node.name or str(node.outputs[0].name)
         self.nodes = list[ir.Node]()
 
-    def add(self, op_type: str, inputs: Sequence[ir.Value | None], domain: str = "", **attributes: Any) -> ir.Value:
-        """One more node behind the others; what it makes."""
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any] | None = None,
+        domain: str = "",
+    ) -> ir.Value:
+        """One more node behind the others; what it makes. Attributes of ``None`` are left out."""
         output = ir.Value(name=self.names.fresh(f"{self.base}_{op_type}"))
         name = self.base if op_type == self.layer else output.name
-        kept = {key: value for key, value in attributes.items() if value is not None}
+        kept = {key: value for key, value in (attributes or {}).items() if value is not None}
         made = ir.node(op_type, inputs, kept, domain=domain, outputs=[output], name=name)
         made.meta[STANDS_FOR] = (self.base,)
         self.nodes.append(made)
@@ -137,19 +143,19 @@ def _function(writer: _Writer, value: ir.Value, parameters: Sequence[float]) -> 
         bounds = [writer.constant(np.array(given[one], np.float32), one) for one in _FUNCTIONS[name]]
         writer.add(name, [value, *bounds])
     else:
-        writer.add(name, [value], **given)
+        writer.add(name, [value], given)
     writer.stand_for()
 
 
 def _conv(writer: _Writer, node: ir.Node) -> None:
-    made = writer.add("Conv", [input_at(node, position) for position in range(3)], **_kept(node, _CONV))
+    made = writer.add("Conv", [input_at(node, position) for position in range(3)], _kept(node, _CONV))
     if (other := input_at(node, 3)) is not None:
         made = writer.add("Add", [made, other])
     _function(writer, made, floats_attribute(node, "activation_params"))
 
 
 def _gemm(writer: _Writer, node: ir.Node) -> None:
-    made = writer.add("Gemm", node.inputs, **_kept(node, _GEMM))
+    made = writer.add("Gemm", node.inputs, _kept(node, _GEMM))
     names = ("activation_alpha", "activation_beta")
     _function(writer, made, [float_attribute(node, name, 0.0) for name in names if name in node.attributes])
 
@@ -178,7 +184,7 @@ def _product(writer: _Writer, node: ir.Node) -> None:
             value, alpha = writer.constant(np.ascontiguousarray(scaled), f"operand_{position}"), 1.0
         elif turned and value is not None and value.shape is not None and len(value.shape) > 1:
             axes = list(range(len(value.shape)))
-            value = writer.add("Transpose", [value], perm=[*axes[:-2], axes[-1], axes[-2]])
+            value = writer.add("Transpose", [value], {"perm": [*axes[:-2], axes[-1], axes[-2]]})
         operands.append(value)
     made = writer.add("MatMul", operands)
     if alpha != 1.0:
@@ -192,7 +198,7 @@ def _product(writer: _Writer, node: ir.Node) -> None:
 
 def _with_bias(writer: _Writer, node: ir.Node) -> None:
     summed = writer.add("Add", node.inputs[:2])
-    writer.add(writer.layer, [summed], MICROSOFT)
+    writer.add(writer.layer, [summed], domain=MICROSOFT)
     writer.stand_for()
 
 
@@ -235,7 +241,7 @@ def _attention(writer: _Writer, node: ir.Node) -> None:
     inputs = [*parts, None, input_at(node, 3), input_at(node, 5)]
     while inputs[-1] is None:
         inputs.pop()
-    writer.add("MultiHeadAttention", inputs, MICROSOFT, **kept)
+    writer.add("MultiHeadAttention", inputs, kept, MICROSOFT)
     writer.stand_for()
 
 
@@ -248,8 +254,8 @@ def _embedding(writer: _Writer, node: ir.Node) -> None:
     if _used(node, 1):
         axis = writer.constant(np.array([1], np.int64), "axis")
         one = writer.constant(np.array(1, np.int32), "valid")
-        valid = writer.add("Cast", [writer.add("Equal", [input_at(node, 7), one])], to=int(ir.DataType.INT32))
-        writer.add("ReduceSum", [valid, axis], keepdims=0)
+        valid = writer.add("Cast", [writer.add("Equal", [input_at(node, 7), one])], {"to": int(ir.DataType.INT32)})
+        writer.add("ReduceSum", [valid, axis], {"keepdims": 0})
         writer.stand_for(1)
     summed = writer.add("Gather", [words, ids])
     positions = input_at(node, 8) or _counted(writer, ids)
@@ -259,7 +265,7 @@ def _embedding(writer: _Writer, node: ir.Node) -> None:
     if _used(node, 2):
         writer.stand_for(2)
     epsilon = float_attribute(node, "epsilon", 1e-12)
-    writer.add("LayerNormalization", [summed, scale, bias], axis=-1, epsilon=epsilon)
+    writer.add("LayerNormalization", [summed, scale, bias], {"axis": -1, "epsilon": epsilon})
     writer.stand_for()
 
 
