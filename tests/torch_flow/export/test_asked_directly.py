@@ -16,10 +16,12 @@ import torch
 from quark.errors import ConfigError, ModelError
 from quark.torch.export import (
     custom_modes,
+    declared,
     decoded,
     formats,
     gguf_architectures,
     gguf_model,
+    gguf_size,
     gguf_tensors,
     gguf_vocabulary,
     gptq,
@@ -30,7 +32,15 @@ from quark.torch.export import (
     vllm_reads,
 )
 from quark.torch.export.gguf_tensors import FileLoss, GGUFTensor
-from quark.torch.quantization.config.config import Int4PerChannelSpec, Int4PerGroupSpec, QConfig, QLayerConfig
+from quark.torch.quantization.config.config import (
+    Int4PerChannelSpec,
+    Int4PerGroupSpec,
+    Int8PerChannelSpec,
+    OCP_MXFP4Spec,
+    QConfig,
+    QLayerConfig,
+    Uint4PerGroupSpec,
+)
 
 ONE = 1 << 15  # columns: every row more than the elements that are decoded as a whole
 
@@ -225,3 +235,45 @@ def test_an_item_of_what_is_there() -> None:
     found = state.given_item(made)
     assert found is not None and found.form == {"a": ((2, 3), torch.float32), "b": ((1,), torch.int8)}
     assert found.make() is made and state.given_item({}) is None
+
+
+def test_an_index_is_in_the_order_of_names(tmp_path: Path) -> None:
+    """Where each tensor is, and the bytes of all: the same file whatever order the model has them in."""
+    parts = [[shards.item_of(name, torch.ones(size))] for name, size in (("b", 2), ("c", 3), ("a", 4))]
+    shards.write_index(tmp_path / "index.json", parts, ["1", "2", "3"])
+    found = json.loads((tmp_path / "index.json").read_text())
+    assert list(found["weight_map"].items()) == [("a", "3"), ("b", "1"), ("c", "2")]
+    assert found["metadata"] == {"total_size": 36}
+
+
+def test_only_a_model_with_stacked_experts_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    assert gguf_model.taken_apart(model) is model
+    monkeypatch.setattr(gguf_model, "is_fused", lambda module: module is model[1])
+    apart: list[Any] = []
+    monkeypatch.setattr(gguf_model, "unfuse_experts", apart.append)
+    found = gguf_model.taken_apart(model)
+    assert found is not model and apart == [found]
+    assert all(one is other for one, other in zip(found.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("shape, spec, expected", [
+    ((8,), None, 32.0), ((2, 4), None, 16.0), ((1, 2, 4), None, 16.0), ((), None, 4.0),
+    ((2, 64), Int4PerGroupSpec(-1, 32), 128 * 4.5 / 8), ((2, 64), Uint4PerGroupSpec(-1, 32), 128 * 5 / 8),
+    ((2, 64), Int8PerChannelSpec(0, symmetric=True), 128 * 8.5 / 8),
+    ((2, 64), OCP_MXFP4Spec(-1, False), 128 * 4.25 / 8),
+])  # fmt: skip
+def test_bytes_of_a_tensor_in_gguf(shape: tuple[int, ...], spec: Any, expected: float) -> None:
+    """float16 in matrices and float32 elsewhere; blocks of 32 with a float16 scale, a minimum too, or an exponent."""
+    stages: Any = () if spec is None else (spec.to_quantization_spec().to_stage(),)
+    assert gguf_size.bytes_of(shape, stages) == expected
+
+
+@pytest.mark.parametrize("inner", [{}, {"quant_algo": "FP8", "exclude_modules": ["a"], "kv_cache_quant_algo": "FP8"}])
+@pytest.mark.parametrize("given", [True, False])
+def test_fields_of_the_file_of_modelopt(inner: dict[str, Any], given: bool) -> None:
+    found = declared.of_modelopt({"quantization": inner} if given else {})
+    known = inner if given else {}
+    assert found["quant_method"] == "modelopt" and found.get("quant_algo") == known.get("quant_algo")
+    assert found["ignore"] == known.get("exclude_modules", [])
+    assert found["kv_cache_scheme"] == known.get("kv_cache_quant_algo")

@@ -632,3 +632,34 @@ def test_weights_that_gguf_has_blocks_for(bits: int, granularity: str) -> None:
             made: Any = layout.layout_of((stage,), (96, 144), "order")
             expected = whole and (bits < 8 or (symmetric and not wide))
             assert fits(made) == expected, (name, symmetric)
+
+
+@pytest.mark.parametrize("format", ["quark", "compressed-tensors"])
+@pytest.mark.parametrize("kind", [vllm_reads.REMAPPED[0], "MixtralForCausalLM"])
+@pytest.mark.parametrize("integers", [True, False])
+@pytest.mark.parametrize("nvfp4", [True, False])
+@pytest.mark.parametrize("exclude", [["*experts*"], ["*up_proj"], []])
+@pytest.mark.parametrize("turns", [True, False])
+def test_experts_that_vllm_does_not_load(
+    format: str, kind: str, integers: bool, nvfp4: bool, exclude: list[str], turns: bool, monkeypatch: Any
+) -> None:
+    model = type(kind, (nn.Module,), {})()
+    model.experts = nn.Linear(2, 2)
+    model.other = nn.Linear(2, 2)
+    facts = {"has_gate": True, "is_concatenated": not turns}
+    monkeypatch.setattr(vllm_reads, "is_fused", lambda module: module is model.experts)
+    monkeypatch.setattr(vllm_reads, "fact", lambda module, name: facts[name])
+    monkeypatch.setattr(vllm_reads, "has_integer_tensors", lambda config: integers)
+    monkeypatch.setattr(vllm_reads, "is_nvfp4", lambda stage: nvfp4)
+    config: Any = SimpleNamespace(exclude=exclude, global_quant_config=SimpleNamespace(stages=lambda slot: ["stage"]))
+    mapped, packed = kind in vllm_reads.REMAPPED, format == "compressed-tensors"
+    if turns and not (packed and exclude):
+        told = "whose rows take turns"
+    elif exclude or not (integers or nvfp4):
+        told = None
+    elif packed:
+        told = "with integers of one scale" if integers else "the scales of the inputs of 'experts'" if mapped else None
+    else:
+        told = "the zero points of the inputs of 'experts'" if mapped and integers else None
+    with pytest.raises(ConfigError, match=told) if told else nullcontext():
+        vllm_reads.check_experts(model, config, format)

@@ -6,7 +6,9 @@ the formula, written down here in NumPy.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,11 @@ from onnx import TensorProto, helper
 from tests.onnx_flow import models
 
 from quark.errors import ConfigError
+from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Token
 from quark.operators import add_functions
 from quark.torch.export.onnx_marks import Marked
-from quark.torch.export.onnx_nodes import Nodes, activation, nodes_of
+from quark.torch.export.onnx_nodes import Nodes, activation, nodes_of, parameters
 from quark.torch.fake_quantize import make_quantizer
 from quark.torch.quantization.config.config import (
     BFP16Spec,
@@ -98,6 +101,19 @@ def test_a_weight_is_read_as_the_model_computes_with_it(name: str) -> None:
     assert all(one.name.startswith("w.") for one in nodes.constants)
 
 
+@pytest.mark.parametrize("size, axis, fits", [(24, -1, False), (16, -1, True), (2, 0, False), (128, -1, True)])
+@torch.no_grad()
+def test_only_whole_groups_along_the_last_axis_are_packed(size: int, axis: int, fits: bool) -> None:
+    stages = (spec("int3", GROUP, ch_axis=axis, group_size=size).to_stage(),)
+    quantizer: Any = make_quantizer(stages, "w", True)
+    quantizer.start(X.device)
+    quantizer(X)
+    quantizer.finish()
+    quantizer.eval()
+    with nullcontext() if fits else pytest.raises(ConfigError, match="whole groups along the last axis"):
+        nodes_of(Marked("w", quantizer, X), "")
+
+
 def rounded(x: np.ndarray, low: int, high: int, symmetric: bool, divisor: float) -> np.ndarray:
     """x over its scale, rounded and clipped, times its scale; one range for the last axis."""
     top, bottom = np.maximum(x.max(-1, keepdims=True), 0), np.minimum(x.min(-1, keepdims=True), 0)
@@ -149,12 +165,13 @@ def test_activations_that_onnx_cannot_say(given: Any, told: str) -> None:
         activation(Nodes("x"), made, "x")
 
 
+@pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int4", "fp8_e4m3"])
-def test_static_activations_have_their_scale(dtype: str) -> None:
-    made: Any = make_quantizer((spec(dtype).to_stage(),), "x")
+def test_static_activations_have_their_scale(dtype: str, zero: int) -> None:
+    made: Any = make_quantizer((spec(dtype, symmetric=not zero or dtype.startswith("fp8")).to_stage(),), "x")
     made.scale = torch.tensor(0.05)
     if made.stage.format.has_zero_point:
-        made.zero_point = torch.tensor(3 if dtype == "uint8" else 0, dtype=torch.int32)
+        made.zero_point = torch.tensor(zero, dtype=torch.int32)
     nodes = Nodes("x")
     result = activation(nodes, made, "x")
     made.eval()
@@ -164,6 +181,35 @@ def test_static_activations_have_their_scale(dtype: str) -> None:
     standard = dtype in ("int8", "uint8", "int16")
     kinds = [node.op_type for node in nodes.nodes]
     assert kinds == (["QuantizeLinear", "DequantizeLinear"] if standard else ["QuantizeDequantize"])
+    if standard:
+        assert len(nodes.nodes[1].input) == (2 if dtype == "int8" and not zero else 3)
+
+
+@pytest.mark.parametrize("change", [{"rounding": "half_away"}, {"zero_point_type": "float"}, {}])
+def test_activations_are_rounded_half_to_even_with_whole_zero_points(change: dict[str, Any]) -> None:
+    made: Any = make_quantizer((spec("int8").to_stage(),), "x")
+    made.scale, made.zero_point = torch.tensor(0.05), torch.tensor(0, dtype=torch.int32)
+    stage: Any = SimpleNamespace(format=made.stage.format, calibrated=True, spec=made.stage.spec, real_zero=False)
+    if "rounding" in change:
+        stage.spec = SimpleNamespace(rounding=change["rounding"])
+    stage.real_zero = "zero_point_type" in change
+    part: Any = SimpleNamespace(stage=stage, granularity=made.granularity, scale=made.scale, zero_point=made.zero_point)
+    with pytest.raises(ConfigError, match="real zero points and roundings") if change else nullcontext():
+        activation(Nodes("x"), part, "x")
+
+
+@pytest.mark.parametrize("dtype", ["int2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32"])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_zero_points_of_the_standard_operators(dtype: str, zero: int) -> None:
+    """int32 has none but 0, which is left out."""
+    nodes, row = Nodes("x"), FORMATS[dtype]
+    given = torch.tensor([0, zero], dtype=torch.int32)
+    with pytest.raises(ConfigError, match="int32 has no zero") if dtype == "int32" and zero else nullcontext():
+        scale, found = parameters(nodes, torch.tensor([0.5, 2.0]), given, row)
+        assert scale == "x.scale" and found == ("" if dtype == "int32" else "x.zero_point")
+        kinds = {one.name: (one.data_type, list(one.dims)) for one in nodes.constants}
+        whole = {} if dtype == "int32" else {found: (getattr(TensorProto, dtype.upper()), [2])}
+        assert kinds == whole | {scale: (TensorProto.FLOAT, [2])}
 
 
 def test_fp8_of_tensors_at_run_time() -> None:

@@ -248,7 +248,7 @@ def test_only_what_is_a_head_goes_along(tmp_path: Path) -> None:
     assert [name for item in left_out.left_out_items(model) for name in item.form] == ["mtp.layers.0.weight"]
 
 
-@pytest.mark.parametrize("names", [["b", "a", "c"], ["c", "b"]])
+@pytest.mark.parametrize("names", [["b", "a", "c"], ["c", "b"], list("qponmlkjihgfed")])
 def test_the_first_tensor_that_is_missing_is_named(names: list[str], tmp_path: Path) -> None:
     save_file({"z": torch.zeros(1)}, tmp_path / "x.safetensors")
     index = tmp_path / "model.safetensors.index.json"
@@ -311,6 +311,7 @@ def test_what_a_module_held_says_what_it_holds() -> None:
         ("scale_1", torch.zeros(2), torch.tensor([1.0, torch.nan]), "not finite"),
         ("scale", torch.zeros(2), torch.tensor([1.0, 2.0]), None),
         ("w", torch.zeros(2, device="meta"), torch.ones(2), None),
+        ("w", torch.zeros(0), torch.ones(2), "has the shape"),
     ],
 )
 def test_a_place_takes_what_fits(name: str, old: torch.Tensor, new: torch.Tensor, error: str | None) -> None:
@@ -320,6 +321,9 @@ def test_a_place_takes_what_fits(name: str, old: torch.Tensor, new: torch.Tensor
         with pytest.raises(ModelError, match=error):
             places.put(module, name, new, "it")
         return
+    if new.numel() != 1:
+        with pytest.raises(ModelError, match="has the shape"):
+            places.put(module, name, new.reshape(-1)[:1], "it")
     found = places.put(module, name, new, "it")
     assert found is getattr(module, name) and found.dtype == old.dtype and not found.is_meta
     expected = new.view(torch.uint8) if old.dtype == torch.uint8 else new
