@@ -305,3 +305,20 @@ def test_bounds_of_a_clip_are_made_whole(inputs: str, expected: list[float], dty
     assert [float(bound) for bound in bounds] == expected and {bound.dtype for bound in bounds} == {np.dtype(dtype)}
     kept = {name for name, value in given.items() if value in (2.0, 6.0)}
     assert {name for name in model.graph.initializers if len(name) < 5} == kept
+
+
+@pytest.mark.parametrize("format, stays, expected", [
+    ("int8", False, True), ("int8", True, False), ("int4", False, False), ("int4", True, False),
+    ("fp8_e4m3", False, False),
+])  # fmt: skip
+def test_which_recurrent_layers_store_codes(format: str, stays: bool, expected: bool) -> None:
+    weights = {"w": models.normal(1, 12, 2), "r": models.normal(1, 12, 3)}
+    model = named("g (float[4, 1, 2] x) => (float[4, 1, 1, 3] y) { y = LSTM<hidden_size = 3> (x, w, r) }", weights)
+    plan = Plan()
+    plan.nodes["n1"] = NodePlan("n1", "LSTM", False, "")
+    if stays:
+        model.graph[0].meta[slots.STAYS_FLOAT] = "added"
+    decisions: Any = {"n1": SimpleNamespace(layer=LayerSpec(TensorSpec("int8"), TensorSpec(format), None, None))}
+    job: Any = SimpleNamespace(options=SimpleNamespace(OpTypesToQuantize=[], NodesToQuantize=[]))
+    recurrent.store_weights(model, plan, job, decisions)
+    assert set(plan.tensors) == ({"w", "r"} if expected else set()) and plan.nodes["n1"].quantized is expected

@@ -158,6 +158,7 @@ SINGLE = {
         21 * 3,
     ),
     "rows": ("(float[3, 8] x) => (float[3, 5] y) { y = MatMul (x, w) }", (8, 5), "MatMul weight", 24, 120),
+    "rows of one": ("(float[2, 8] x) => (float[2, 1] y) { y = MatMul (x, w) }", (8, 1), "MatMul weight", 16, 16),
     "one row": ("(float[1, 8] x) => (float[1, 5] y) { y = MatMul (x, w) }", (8, 5), "MatMul row", 8, 40),
     "two rows": ("(float[2, 3] x) => (float[2, 9] y) { y = Gemm (x, w) }", (3, 9), "MatMul weight", 18, 54),
     "activations": (
@@ -506,3 +507,12 @@ def test_the_whole_has_to_save_half_a_percent_and_fifty_microseconds(base: float
         integer = {"n0": base + saved * max(0.005 * base, 50e-6) - conversions(model)["n0"]}
         found = slower.faster_in_float(model, list(model.graph), set(), [{"n0": base}, integer])
         assert bool(found) == some
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_where_other_layers_are_quantized_a_part_of_the_time_is_enough(beside: bool) -> None:
+    """Of 200 microseconds 20 are more than the part that larger models have to save, and less than 50."""
+    model = loaded("g (float[4] x) => (float[4] y) { y = Tanh (x) }")
+    integer = {"n0": 2e-4 + 20e-6 - conversions(model)["n0"]}
+    found = slower.faster_in_float(model, list(model.graph), set(), [{"n0": 2e-4}, integer], beside)
+    assert bool(found) == beside

@@ -194,7 +194,7 @@ def _kind(node: ir.Node) -> tuple[str, float]:
         return convolution(shape, group, products)
     if node.op_type in ("MatMul", "Gemm") and node.inputs[1] is not None:
         depth = (_sizes(node.inputs[0]) or [1])[-1]
-        rows = made // max((_sizes(node.outputs[0]) or [1])[-1], 1)
+        rows = math.prod((_sizes(node.outputs[0]) or [])[:-1])
         kind = "MatMul" if not is_constant(node.inputs[1]) else "MatMul weight" if rows > 1 else "MatMul row"
         return kind, float(made * depth)
     kind = _LIKE.get(node.op_type, node.op_type)
