@@ -13,17 +13,21 @@ import pytest
 from tests.onnx_flow import models
 
 from quark.config.nbits import NBits
+from quark.config.options import Options
 from quark.config.overrides import Override
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import LayerSpec
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.granularity import Channel, Group, Tensor
+from quark.onnx import Int8Spec, ModelQuantizer, QConfig, QLayerConfig
 from quark.onnx.graph.model import load
 from quark.onnx.graph.surgery import Names, constant_array
 from quark.onnx.npu import fixed_point, positions
 from quark.onnx.qdq import (
+    channel_axes,
     dual_pairs,
+    dynamic,
     floats,
     initializers,
     masks,
@@ -33,8 +37,10 @@ from quark.onnx.qdq import (
     place,
     recurrent,
     slots,
+    slower,
     tables,
 )
+from quark.onnx.qdq.op_rules import OP_RULES
 
 
 @pytest.mark.parametrize("format, largest", [("bfloat16", 2.0), ("float16", 65504.0)])
@@ -322,3 +328,70 @@ def test_which_recurrent_layers_store_codes(format: str, stays: bool, expected: 
     job: Any = SimpleNamespace(options=SimpleNamespace(OpTypesToQuantize=[], NodesToQuantize=[]))
     recurrent.store_weights(model, plan, job, decisions)
     assert set(plan.tensors) == ({"w", "r"} if expected else set()) and plan.nodes["n1"].quantized is expected
+
+
+@pytest.mark.parametrize("shape, group, depthwise", [
+    ([4, 1, 3, 3], 4, True), ([4, 1, 3, 3], 2, False), ([4, 2, 3, 3], 4, False), ([1, 1, 3, 3], None, True),
+    ([2, 1, 3, 3], None, False), (None, None, False), ([4, 1, 3], 4, True),
+])  # fmt: skip
+def test_channels_of_a_transposed_convolution(shape: list[int] | None, group: int | None, depthwise: bool) -> None:
+    weight = ir.Value(name="w", shape=None if shape is None else ir.Shape(shape))
+    attributes = {} if group is None else {"group": group}
+    node = ir.node("ConvTranspose", [ir.Value(name="x"), weight], attributes=attributes)
+    assert channel_axes.weight_axes(node, OP_RULES["ConvTranspose"]) == ((0, 1) if depthwise else (1, 0))
+
+
+@pytest.mark.parametrize("shape, steps, batch", [
+    ((7, 1, 2), 7, 1), ((1, 5, 2), 1, 5), (("n", 3, 2), 1, 3), ((4, "b", 2), 4, 1), (None, 1, 1), ((4, 3), 1, 1),
+])  # fmt: skip
+def test_steps_of_a_recurrent_layer(shape: Any, steps: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that are not known there is one; a weight [1, 12, 2] has 12 sums of 2 products and 3 more each."""
+    asked: list[Any] = []
+    monkeypatch.setattr(slower, "_time", lambda *given: asked.append(given) or (1.0 if given[1] == "float" else 0.5))
+    read = ir.Value(name="x", shape=None if shape is None else ir.Shape(shape))
+    node = ir.node("LSTM", [read, ir.Value(name="w", shape=ir.Shape([1, 12, 2]))])
+    assert slower.dynamic_is_faster(node)
+    kind, gates = "LSTM" if batch == 1 else "LSTM batch", 12 * steps * batch
+    assert asked == [(kind, form, gates, gates * 5.0) for form in ("float", "integer")]
+    node.inputs[1].shape = None  # type: ignore[union-attr]
+    assert not slower.dynamic_is_faster(node)
+
+
+LISTS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "nothing": ({}, None),
+    "another node": ({"NodesToQuantize": ["n9"]}, "NodesToQuantize"),
+    "this node": ({"NodesToQuantize": ["n1"]}, None),
+    "another type": ({"OpTypesToQuantize": ["Conv"]}, "not among the operator types"),
+    "this type": ({"OpTypesToQuantize": ["MatMul"]}, None),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("op_type", ["MatMul", "Relu", "custom"])
+def test_why_a_node_of_the_dynamic_flow_stays_float(name: str, op_type: str) -> None:
+    given, listed = LISTS[name]
+    body = "y = MatMul (x, w)" if op_type != "Relu" else "y = Relu (x)"
+    model = named(f"g (float[2, 4] x) => (float[2, 3] y) {{ {body} }}", {"w": models.normal(4, 3)})
+    node = model.graph[0]
+    node.domain = "my.own" if op_type == "custom" else ""
+    job: Any = SimpleNamespace(options=Options(**given))
+    layer = LayerSpec(TensorSpec("uint8"), TensorSpec("int8"), None, None)
+    found = dynamic._why_float(node, layer, job, False)
+    if op_type != "MatMul":
+        assert found == "ONNX Runtime has no dynamic kernel for it"
+    elif listed:
+        assert listed in str(found)
+    else:
+        assert found is None and dynamic._why_float(node, layer, job, True) == "it computes a shape or an index"
+
+
+def test_only_outputs_of_the_graph_that_everyone_reads_quantized_change_names() -> None:
+    """The float values of a tensor keep its name; where the graph's output is quantized, that has it."""
+    config = QConfig(QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec()), extra_options={"PrintSummary": False})
+    text = "g (float[1, 4] x) => (float[1, 4] y) { a = MatMul (x, w) b = Sigmoid (a) y = MatMul (b, w) }"
+    proto = models.model(text, {"w": models.normal(4, 4)}, 17)
+    made = ModelQuantizer(config).quantize_model(proto, None, [models.feeds(proto)])
+    assert made is not None
+    outputs = {node.name: node.output[0] for node in made.graph.node}
+    produced = [node.output[0] for node in made.graph.node if node.op_type in ("MatMul", "Sigmoid")]
+    assert {"a", "b"} <= set(produced) and "y" in outputs.values() and [one.name for one in made.graph.output] == ["y"]

@@ -27,6 +27,7 @@ from quark.torch.export import (
     gptq,
     onnx_run,
     shards,
+    stacked_blocks,
     state,
     verify,
     vllm_reads,
@@ -277,3 +278,41 @@ def test_fields_of_the_file_of_modelopt(inner: dict[str, Any], given: bool) -> N
     assert found["quant_method"] == "modelopt" and found.get("quant_algo") == known.get("quant_algo")
     assert found["ignore"] == known.get("exclude_modules", [])
     assert found["kv_cache_scheme"] == known.get("kv_cache_quant_algo")
+
+
+EXPERTS = {  # facts of a module, whether it holds experts at all, and whether gate and up take turns
+    "gpt_oss": ((True, True, False), True, True),
+    "no gate": ((False, True, False), True, False),
+    "no bias": ((True, False, False), True, False),
+    "side by side": ((True, True, True), True, False),
+    "no experts": ((True, True, False), False, None),
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("quantized", ["experts.0", "other", None])
+def test_what_stacks_of_blocks_take(
+    name: str, apart: bool, quantized: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, holds, turns = EXPERTS[name]
+    model = torch.nn.Module()
+    model.experts = torch.nn.Linear(2, 2)
+    facts = dict(zip(("has_gate", "has_bias", "is_concatenated"), given, strict=True))
+    kind = torch.nn.Linear if apart and holds else torch.nn.Bilinear
+    monkeypatch.setattr(stacked_blocks, "UnfusedExperts", kind)
+    monkeypatch.setattr(stacked_blocks, "is_fused", lambda module: not apart and holds and module is model.experts)
+    monkeypatch.setattr(stacked_blocks, "fact", lambda module, name: facts[name])
+    assert stacked_blocks.takes_turns(model.experts) is bool(turns) and not stacked_blocks.takes_turns(model)
+    candidates = [SimpleNamespace(name=path) for path in ("experts.0", "other")]
+    monkeypatch.setattr(stacked_blocks, "find_candidates", lambda model: candidates)
+    monkeypatch.setattr(stacked_blocks, "stacked_config", lambda *_: None)
+    monkeypatch.setattr(
+        stacked_blocks, "choose_all", lambda layer, config: (1,) if layer.name == quantized else (None,)
+    )
+    inside = holds and quantized == "experts.0"
+    told = (
+        "do not take turns" if turns is False else f"'{quantized}' is quantized" if quantized and not inside else None
+    )
+    with pytest.raises(ConfigError, match=told) if told else nullcontext():
+        stacked_blocks.check_stacks(model, None)  # type: ignore[arg-type]
