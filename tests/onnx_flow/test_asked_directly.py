@@ -395,3 +395,37 @@ def test_only_outputs_of_the_graph_that_everyone_reads_quantized_change_names() 
     outputs = {node.name: node.output[0] for node in made.graph.node}
     produced = [node.output[0] for node in made.graph.node if node.op_type in ("MatMul", "Sigmoid")]
     assert {"a", "b"} <= set(produced) and "y" in outputs.values() and [one.name for one in made.graph.output] == ["y"]
+
+
+@pytest.mark.parametrize("target, wanted, bits, alone, expected", [
+    ("cpu", None, 8, False, True), ("npu", None, 8, False, False), ("npu", True, 8, False, True),
+    ("cpu", False, 8, False, False), ("cpu", None, 16, False, False), ("cpu", None, 8, True, False),
+    ("cpu", True, 16, False, False), ("cpu", True, 8, True, False),
+])  # fmt: skip
+def test_where_kernels_of_eight_bits_are_asked_for(
+    target: str, wanted: bool | None, bits: int, alone: bool, expected: bool
+) -> None:
+    default = SimpleNamespace(inputs=TensorSpec(f"int{bits}"), weight=TensorSpec("int8"))
+    job: Any = SimpleNamespace(target=target, options=SimpleNamespace(WeightsOnly=alone))
+    job.rules = SimpleNamespace(default=default)
+    assert place._suits_cpu(job, wanted) is expected
+
+
+def test_the_window_of_a_pool_over_everything() -> None:
+    known, unknown = ir.Value(name="x", shape=ir.Shape([1, 2, 5, 5])), ir.Value(name="x")
+    free, flat = ir.Value(name="x", shape=ir.Shape([1, 2, 5, "n"])), ir.Value(name="x", shape=ir.Shape([1, 2]))
+    sides = [fixed_point.kernel(ir.node("GlobalAveragePool", [one])) for one in (known, unknown, free, flat)]
+    assert sides == [[5, 5], None, None, None]
+    assert fixed_point.kernel(ir.node("AveragePool", [known], attributes={"kernel_shape": [3, 2]})) == [3, 2]
+    assert fixed_point.of_pool(ir.node("GlobalAveragePool", [known])) == 25 * 10 / 2**8
+    for one, told in ((unknown, "of unknown size"), (flat, "of unknown size")):
+        assert fixed_point.of_pool(ir.node("GlobalAveragePool", [one])) == f"its kernel {told} is not square"
+
+
+@pytest.mark.parametrize("shape, group, expected", [
+    ((32, 1, 3, 3), 32, ("Conv depthwise", 100.0)), ((8, 2, 3, 3), 4, ("Conv grouped", 100.0)),
+    ((2, 1, 3, 3), 2, ("Conv depthwise 1", 800.0)), ((8, 1, 3, 3), 8, ("Conv depthwise 8", 200.0)),
+    ((16, 2, 3, 3), 1, ("Conv image", 100.0)), ((16, 5, 1, 1), 1, ("Conv 1x1", 100.0)),
+])  # fmt: skip
+def test_rows_of_convolutions(shape: tuple[int, ...], group: int, expected: tuple[str, float]) -> None:
+    assert slower.convolution(shape, group, 100.0) == expected

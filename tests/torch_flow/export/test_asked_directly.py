@@ -25,6 +25,7 @@ from quark.torch.export import (
     gguf_tensors,
     gguf_vocabulary,
     gptq,
+    model_files,
     onnx_run,
     shards,
     stacked_blocks,
@@ -223,12 +224,15 @@ def test_the_type_of_a_file_is_that_of_most_matrices() -> None:
     assert seen == [gguf.LlamaFileType.MOSTLY_Q4_0]
 
 
-def test_answers_of_a_file_that_are_no_numbers_where_those_of_the_model_are() -> None:
+def test_answers_of_a_file_that_are_no_numbers_where_those_of_the_model_are(caplog: pytest.LogCaptureFixture) -> None:
     inf, nan = float("inf"), float("nan")
     wanted = [torch.tensor([1.0, inf, -inf, nan])]
     for answer, fits in (([1.0, inf, -inf, nan], True), ([1.0, 5.0, nan, 1.0], True), ([nan, inf, -inf, nan], False)):
         with nullcontext() if fits else pytest.raises(ModelError, match="answers nan or inf"):
             onnx_run.compare([torch.tensor(answer)], wanted)
+    assert not caplog.records
+    onnx_run.compare([torch.tensor([2.0, 5.0, nan, 1.0])], wanted)
+    assert "answers 1 of the output apart" in caplog.text
 
 
 def test_an_item_of_what_is_there() -> None:
@@ -316,3 +320,21 @@ def test_what_stacks_of_blocks_take(
     )
     with pytest.raises(ConfigError, match=told) if told else nullcontext():
         stacked_blocks.check_stacks(model, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size, whole", [(1 << 16, True), ((1 << 16) + 32, False), ((1 << 16) + 1, True)])
+def test_tensors_of_gguf_that_are_decoded_as_a_whole(size: int, whole: bool) -> None:
+    numbers = np.zeros(size, np.float32)
+    data, wanted = gguf_tensors.compared(numbers, numbers, 32)
+    assert (data is numbers and wanted is numbers) is whole
+
+
+def test_what_a_file_holds_of_a_configuration_is_in_order(tmp_path: Path) -> None:
+    """And without what the class has anyway."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model_files.write_config(LlamaForCausalLM(LlamaConfig(vocab_size=8, **small)), tmp_path, {"z": 1, "a": 2})
+    found = json.loads((tmp_path / "config.json").read_text())
+    assert list(found) == sorted(found) and list(found["quantization_config"]) == ["a", "z"]
+    assert found["hidden_size"] == 8 and "return_dict" not in found

@@ -474,6 +474,10 @@ TURNED = {  # per format: how the rows of a query are refused, that vLLM turns a
         Spec(Dtype.fp8_e4m3, qscheme=BLOCK, block_size=[8, 8]),
         dict.fromkeys(["quark", "awq", "gptq", "compressed-tensors"], "have scales of blocks"),
     ),
+    "blocks, then codes": (
+        [Spec(Dtype.fp8_e4m3, qscheme=BLOCK, block_size=[8, 8]), FP8],
+        dict.fromkeys(["quark", "awq", "gptq", "compressed-tensors"], "have scales of blocks"),
+    ),
     "two stages": ([FP8, INT4], dict.fromkeys(["quark", "awq", "gptq"], "are packed along the outputs")),
 }
 
