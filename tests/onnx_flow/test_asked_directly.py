@@ -24,6 +24,7 @@ from quark.onnx import Int8Spec, ModelQuantizer, QConfig, QLayerConfig
 from quark.onnx.graph.model import load
 from quark.onnx.graph.surgery import Names, constant_array
 from quark.onnx.npu import fixed_point, positions
+from quark.onnx.pipeline import prepare
 from quark.onnx.qdq import (
     channel_axes,
     dual_pairs,
@@ -429,3 +430,49 @@ def test_the_window_of_a_pool_over_everything() -> None:
 ])  # fmt: skip
 def test_rows_of_convolutions(shape: tuple[int, ...], group: int, expected: tuple[str, float]) -> None:
     assert slower.convolution(shape, group, 100.0) == expected
+
+
+def plan_of(text: str, weights: dict[str, np.ndarray], **options: Any) -> Plan:
+    layer = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
+    job = QConfig(layer, extra_options={"PrintSummary": False, **options}).compile()
+    prepared = prepare(load(models.model(text, weights, 17)), job)
+    return place.place(prepared.model, prepared.job)
+
+
+def test_layers_that_share_a_bias_have_one_each() -> None:
+    """Its scale is the product of those of a layer's input and weight."""
+    text = """g (float[1, 4, 5, 5] x) => (float[1, 4, 5, 5] z) {
+        y = Conv (x, w, b) r = Relu (y) z = Conv (r, v, b) }"""
+    weights = {"w": models.normal(4, 4, 1, 1), "v": models.normal(4, 4, 1, 1, seed=1), "b": models.normal(4)}
+    plan = plan_of(text, weights)
+    biases = [tensor for tensor in plan if tensor.role == "bias"]
+    assert len({tensor.name for tensor in biases}) == 2
+    assert {tensor.bias_of[1] for tensor in biases if tensor.bias_of} == {"w", "v"}
+
+
+@pytest.mark.parametrize("given, cpu, expected", [
+    (None, True, True), (None, False, False), (True, False, True), (True, True, True), (False, True, False),
+])  # fmt: skip
+def test_what_decodes_boxes_may_stay_float(
+    given: bool | None, cpu: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "decoding_nodes", lambda model: set(model.graph))
+    monkeypatch.setattr(place, "_suits_cpu", lambda job, wanted: cpu and wanted is None)
+    text = "g (float[1, 4, 5, 5] x) => (float[1, 4, 5, 5] y) { y = Conv (x, w) }"
+    plan = plan_of(text, {"w": models.normal(4, 4, 1, 1)}, FloatDecoding=given, FloatWhereFaster=False)
+    assert [node.quantized for node in plan.nodes.values()] == [not expected]
+
+
+@pytest.mark.parametrize("turned", [None, 0, 1])
+def test_a_dynamic_gemm_with_its_weight_either_way(turned: int | None) -> None:
+    weight = models.normal(6, 6)
+    attributes = "" if turned is None else f"<transB = {turned}>"
+    proto = models.model(
+        f"g (float[3, 6] x) => (float[3, 6] y) {{ y = Gemm{attributes} (x, w, b) }}",
+        {"w": weight, "b": models.normal(6)}, 17,
+    )  # fmt: skip
+    made = ModelQuantizer(QConfig.get_default_config("UINT8_DYNAMIC_QUANT")).quantize_model(proto, None, None)
+    assert made is not None and "MatMulInteger" in {node.op_type for node in made.graph.node}
+    feed = models.feeds(proto)
+    expected, found = models.run(proto, feed)[0], models.run(made, feed)[0]
+    assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()

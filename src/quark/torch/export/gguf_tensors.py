@@ -371,7 +371,7 @@ def coded_entry(name: str, target: str, layer: QuantLayer, turn: Turn, values: V
                 f"its codes are unused. Leave it float (--exclude {name.removesuffix('.weight')}), or quantize the "
                 f"float model in memory (quark torch quantize), which keeps such tensors whole"
             )
-        whole = turn(source.float().numpy(force=True)).reshape(values().shape)
+        whole = turn(source.float().detach().cpu().numpy()).reshape(values().shape)
         return GGUFTensor(target, "F32", whole.shape, lambda: (whole, lambda: whole))
     return GGUFTensor(target, kind, shape, partial(coded_data, layer, turn, integer_data, quantizer, layout), True)
 
@@ -408,7 +408,7 @@ def ggml_entry(name: str, target: str, layer: QuantLayer, row: Ggml, turn: Turn)
     source = source_of(layer)
     if source is None:
         raise ModelError(f"{name!r} is frozen, and {row.kind} would round its values again; export before freeze")
-    weight = turn(source.float().numpy(force=True))
+    weight = turn(source.float().detach().cpu().numpy())
     if not row.held(weight):
         return None
 
@@ -417,7 +417,7 @@ def ggml_entry(name: str, target: str, layer: QuantLayer, row: Ggml, turn: Turn)
         data, values = row.both(weight)
         rows = np.unique(np.linspace(0, len(values) - 1, SEEN).astype(int))
         seen = turn(np.arange(len(source)).reshape(-1, 1))[rows, 0]
-        values[rows] = weight_quantizer(layer)(own_parameter(layer).detach()[seen].float()).numpy(force=True)
+        values[rows] = weight_quantizer(layer)(own_parameter(layer).detach()[seen].float()).cpu().numpy()
         return data, lambda: values
 
     return GGUFTensor(target, row.kind, weight.shape, make, True)
@@ -463,7 +463,7 @@ def integer_data(values: torch.Tensor, quantizer: Any, layout: ElementLayout, tu
         layout.granularity.expand(scale, layout.shape)[:, ::BLOCK],
         layout.granularity.expand(zero_point, layout.shape)[:, ::BLOCK],
     )
-    rows, steps, zeros = (turn(tensor.numpy(force=True)) for tensor in tensors)
+    rows, steps, zeros = (turn(tensor.detach().cpu().numpy()) for tensor in tensors)
     lowest = int(layout.element.min) if kind == "Q4_1" else layout.element.middle
     return in_blocks(kind, rows - lowest, steps, -steps * (zeros - lowest))
 
@@ -479,4 +479,4 @@ def mxfp4_data(values: torch.Tensor, quantizer: Any, layout: BlockLayout, turn: 
     """Codes and exponents of a weight as bytes."""
     stored = store(values, quantizer, "order", frozen=True)
     codes = layout.codes.get(stored[""], layout.block.element, layout.shape, "order")
-    return mxfp4_block(turn(codes.numpy(force=True)), turn(stored["scale"].numpy(force=True)))
+    return mxfp4_block(turn(codes.detach().cpu().numpy()), turn(stored["scale"].detach().cpu().numpy()))
