@@ -104,7 +104,8 @@ def main() -> None:
     from quark.torch.export.gguf_table import ARCHITECTURES
 
     types = dict(tiny.model_types())
-    wanted = given.types.split(",") if given.types else sorted(set(ARCHITECTURES) & set(types))
+    decoders = [name for name, row in sorted(ARCHITECTURES.items()) if name in types and not row.encoder]
+    wanted = given.types.split(",") if given.types else decoders
     kept = json.loads(given.keep.read_text()) if given.keep and given.keep.exists() else {}
     found = {}
     for name in wanted:

@@ -18,6 +18,7 @@ import torch
 from tests.torch_flow.export.programs import loaded_by
 from tests.torch_flow.export.test_gguf import EXACT, ROUNDED, WORDS, bpe, model_of, of_transformers, sentencepiece  # noqa: F401
 from tests.torch_flow.export.test_gguf_architectures import FAMILIES, network
+from tests.torch_flow.export.test_gguf_encoders import encoder
 from tests.torch_flow.export.test_reload import quantized
 from tests.torch_flow.export.test_vocabularies import unigram
 from torch import nn
@@ -73,16 +74,19 @@ def tokenizer_of(folder: Path) -> Any:
 class Program:
     """llama.cpp with a model."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, embeds: bool = False) -> None:
         parameters = xllamacpp.CommonParams()
         parameters.model.path = str(path)
         parameters.n_ctx = 128
         parameters.n_parallel = 1
         parameters.cpuparams.n_threads = 1
         parameters.warmup = False
+        if embeds:
+            parameters.embedding = True
+            parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_NONE
         self.server = xllamacpp.Server(parameters)
 
-    def ask(self, name: str, **fields: Any) -> dict[str, Any]:
+    def ask(self, name: str, **fields: Any) -> Any:
         data = json.dumps(fields).encode()
         request = Request(f"{self.server.listening_address}/{name}", data, {"Content-Type": "application/json"})
         with urlopen(request) as answer:
@@ -189,3 +193,47 @@ def test_unigram_models_of_json_split_as_transformers(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({**data, "normalizer": {"type": "Lowercase"}}))
     with pytest.raises(ModelError, match=r"'Lowercase', which llama\.cpp does not do"):
         export_gguf(model_of(), tmp_path / "other", "llama", tmp_path, weight_type="F16")
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("F32", 0.001), ("F16", 0.002), ("Q8_0", 0.02)])
+def test_an_encoder_gives_the_hidden_states_of_transformers(kind: str, limit: float, tmp_path: Path) -> None:
+    """llama.cpp has GELU by tanh from a table of float16, and rounds what it multiplies with Q8_0 to 8 bits."""
+    model = encoder(tmp_path)
+    export_gguf(
+        model, tmp_path / "out", "bert", tmp_path, weight_type=kind, float_type="F16" if kind == "F16" else "F32"
+    )
+    program = Program(tmp_path / "out" / "bert.gguf", embeds=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("the quick foxes jumps, a dog!", "中 The  ÁB", "a"):
+        ids = tokenizer(text)["input_ids"]
+        assert program.ask("tokenize", content=text, add_special=True)["tokens"] == ids
+        (answer,) = program.ask("embedding", content=text)
+        with torch.no_grad():
+            wanted = model(torch.tensor([ids])).last_hidden_state[0]
+        assert (torch.tensor(answer["embedding"]) - wanted).norm() < limit * wanted.norm()
+
+
+def test_wordpiece_models_split_as_transformers(tmp_path: Path) -> None:
+    """Odd strings. Marks that take a place of their own (Indic vowels) are left out: llama.cpp drops them."""
+    export_gguf(encoder(tmp_path), tmp_path / "out", "bert", tmp_path, weight_type="F16")
+    program = Program(tmp_path / "out" / "bert.gguf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    draw = np.random.default_rng(0)
+    odd = [
+        *"éﬁ①ー中😀!12üＡİßΣ한€№«—`^~$+<|=²½Ⅷı़ั",
+        "e\u0301",
+        "\u200b",
+        "\ufeff",
+        "\u00ad",
+        "\t",
+        "\n",
+        "\u00a0",
+        "\u3000",
+    ]
+    odd += ["[MASK]", "[SEP]", "[UNK]", "[unused0]", "##s", "\x01", "\ufffd", "x" * 101, "'s"]
+    pieces = [*["the", "Quick", "foxes", "jumps", "a", "ab", "dog"], *odd, " ", "  "]
+    texts = ["".join(draw.choice(pieces, draw.integers(1, 9))) for _ in range(300)] + [f"a{one}b" for one in odd]
+    wrong = [
+        t for t in texts if program.ask("tokenize", content=t, add_special=True)["tokens"] != tokenizer(t)["input_ids"]
+    ]
+    assert wrong == []

@@ -35,7 +35,7 @@ def architecture_of(model_type: str) -> Architecture:
     """
     if model_type not in ARCHITECTURES:
         raise ConfigError(
-            f"no GGUF file is written for model_type {model_type!r}, nor for encoders: only for types that llama.cpp "
+            f"no GGUF file is written for model_type {model_type!r}: only for types that llama.cpp "
             f"was seen to answer like. Use another format ({OTHERS}).{nearest(model_type, ARCHITECTURES)} The types: "
             + ", ".join(ARCHITECTURES)
         )
@@ -71,6 +71,12 @@ def check_network(config: Any, row: Architecture) -> None:
     Raises:
         ModelError: an activation function or a rotary embedding that it does not have for this architecture.
     """
+    named = (getattr(config, "architectures", None) or [""])[0]
+    if row.encoder and named not in row.encoder:
+        raise ModelError(
+            f"the model is a {named or 'model without architectures'}, and of {row.name!r} llama.cpp computes what "
+            f"{' or '.join(row.encoder)} does, a hidden state for each token; save that part with save_pretrained"
+        )
     gate = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", row.activations[0])
     if gate not in row.activations:
         raise ModelError(f"hidden_act is {gate!r}, and llama.cpp computes {row.activations[0]!r} in {row.name!r}")

@@ -99,7 +99,8 @@ def export_gguf(
     choice = GGUFTarget(
         row, config, names_of(row, config), outside_names(apart), weight_type, types, float_type, is_float
     )
-    entries = [*entries_of(apart, tensors_of(apart), choice, loss), *factors(config)]
+    tensors = [(name, value) for name, value in tensors_of(apart) if not name.startswith(row.left)]
+    entries = [*entries_of(apart, tensors, choice, loss), *factors(config)]
     with new_folder(output_dir, beside=True) as folder:
         sums = write(folder / target.name, entries, config, row, Path(tokenizer_path), loss if verify else None)
         read_back(folder / target.name, sums)
@@ -131,6 +132,8 @@ def warn_of(model: nn.Module, config: Any, row: Architecture) -> None:
     """Name what llama.cpp does otherwise."""
     if any(slot == "input_tensors" for _, layer in quantized_layers(model) for slot, _ in layer.quantizers()):
         log.warning("GGUF holds no quantized activations: llama.cpp computes with its own")
+    if left := sorted(name for name, _ in model.named_parameters() if name.startswith(row.left)):
+        log.warning("llama.cpp does not compute with %s; the file is without them", ", ".join(left))
     if slides(config) and not row.window:
         log.warning(
             "llama.cpp has no sliding window in %r: beyond %d tokens, which the file tells as its longest text, it "

@@ -28,6 +28,9 @@ class Architecture:
         yarn_unit: what llama.cpp is told for an ``mscale_all_dim`` of 1; 0: it has none.
         numbers: further keys of the configuration, and their method of ``GGUFWriter``.
         constants: methods of ``GGUFWriter``, and what the model has in its code.
+        encoder: the classes of transformers that end where llama.cpp does, with a hidden state for each token; empty:
+            a decoder, whose class is not asked for.
+        left: beginnings of names of tensors that llama.cpp does not compute with.
     """
 
     name: str
@@ -44,6 +47,8 @@ class Architecture:
     yarn_unit: float = 0.0
     numbers: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
+    encoder: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 MOE = "moe_intermediate_size"
@@ -89,6 +94,15 @@ ARCHITECTURES = {
     "olmo3": Architecture("olmo2", window=True, period=4),
     "phi": Architecture("phi2", partial=True, activations=("gelu_new",), fixed={"qk_layernorm": False}),
     "seed_oss": Architecture("seed_oss"),
+    "bert": Architecture(
+        "bert",
+        activations=("gelu",),
+        fixed={"is_decoder": False},
+        encoder=("BertModel",),
+        left=("pooler.",),
+        numbers={"type_vocab_size": "add_token_type_count"},
+        constants={"add_causal_attention": False},
+    ),
     "deepseek_v3": Architecture("deepseek2", expert_length=MOE, gating="SIGMOID", yarn_unit=0.1, numbers=LATENT),
 }
 # key of config.json → method of GGUFWriter; the first key that is there counts

@@ -49,6 +49,9 @@ SMALLEST = 2.0**-14  # the smallest float16 with all its digits
 SUMMED = 1 << 16  # terms of a float32 sum
 WHOLE = 1 << 16  # numbers of a tensor that is decoded as a whole
 PART = 8  # of the blocks of a larger one, one of so many is decoded
+WHOLE_NAMES = (  # tensors that llama.cpp has in float32
+    "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight",
+)  # fmt: skip
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 SEEN = 8  # rows, from the first to the last, that the quantizer of the model rounds once more under a type of GGML
 Values = Callable[[], np.ndarray]
@@ -241,8 +244,7 @@ def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: GGUFTarge
     if coded and slot == "weight":
         entry = coded_entry(name, target, as_a(QuantLayer, layer), turn, values) or as_type("F32")
         return rescue(entry, name, loss) if entry.kind == "F32" else entry
-    router = target.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"))  # llama.cpp keeps these whole
-    kind = "F32" if len(shape) == 1 or slot == "bias" or router else choice.float_type
+    kind = "F32" if len(shape) == 1 or slot == "bias" or target.endswith(WHOLE_NAMES) else choice.float_type
     return rescue(as_type("F32"), name, loss) if kind == "F16" and not near_float16(values()) else as_type(kind)
 
 

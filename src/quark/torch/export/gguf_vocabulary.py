@@ -19,6 +19,8 @@ from pydantic import Field
 from quark.errors import ModelError
 from quark.files.untrusted import OpenSchema, checked
 from quark.reading import reason_of
+from quark.torch.export.gguf_wordpiece import KIND as WORDPIECE
+from quark.torch.export.gguf_wordpiece import wordpiece_tokens
 from quark.torch.export.model_files import read_object
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -89,7 +91,7 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
         scores.append(-10000.0)
         types.append(UNUSED)
     writer.add_tokenizer_model(kind if unigram is None else UNIGRAM)
-    writer.add_tokenizer_pre("default" if kind == "llama" else pre_tokenizer(folder / "tokenizer.json", family))
+    writer.add_tokenizer_pre(pre_tokenizer(folder / "tokenizer.json", family) if kind == "gpt2" else "default")
     writer.add_token_list(tokens)
     if kind == "llama":
         writer.add_token_scores(scores)
@@ -101,6 +103,8 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
         special = gguf.SpecialVocab(folder, load_merges=kind == "gpt2", n_vocab=size)
         if unigram is not None:
             add_unigram(writer, unigram, special)
+        if kind == WORDPIECE and "cls" in special.special_token_ids:  # llama.cpp's name of what begins a text
+            special.special_token_ids["bos"] = special.special_token_ids.pop("cls")
         special.add_to_gguf(writer, quiet=True)
 
 
@@ -292,8 +296,12 @@ def json_tokens(path: Path, size: int) -> tuple[str, list[str], list[float], lis
     kind = model.get("type") if isinstance(model, dict) else None
     if kind == "Unigram":
         return unigram_tokens(path, data, size)
+    if kind == "WordPiece":
+        return wordpiece_tokens(path, data, size)
     if kind != "BPE":
-        raise ModelError(f"{str(path)!r} has a tokenizer of the type {kind!r:.80}; only BPE and Unigram can be written")
+        raise ModelError(
+            f"{str(path)!r} has a tokenizer of the type {kind!r:.80}; only BPE, Unigram and WordPiece can be written"
+        )
     told = checked(data, _File, lambda why: ModelError(f"{str(path)!r}: {why}"))
     byte_level = "ByteLevel" in json.dumps([data.get("pre_tokenizer"), data.get("decoder")])
     if not byte_level and not told.model.byte_fallback:
