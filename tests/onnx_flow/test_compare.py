@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.onnx_flow import models
 
-from quark.errors import DataError
+from quark.errors import DataError, ModelError
 from quark.measure.distance import Distance
 from quark.onnx.compare import CodeRange, compare, moved_most
 from quark.report.verdict import runtime_line
@@ -215,3 +217,29 @@ def test_what_the_optimizations_of_the_runtime_change_is_told() -> None:
     assert moved_most(model(False), model(True), feed) is None
     line = str(runtime_line(found.name, found.optimized, found.written))
     assert f"{found.written:.1f} dB with ONNX Runtime's optimizations off" in line
+
+
+STATE = "<body = b (int64 i, bool c, float[1] s) => (bool d, float[1] o) { d = Identity (c) o = Relu (s) }>"
+ENDLESS = {
+    "without a count": (f"y = Loop (, t, x) {STATE}", "without an end"),
+    "2^62 times": (f"y = Loop (n, t, x) {STATE}", f"{2**62} times"),
+    "in a branch": (
+        f"y = If (t) <then_branch = a () => (float[1] u) {{ u = Loop (, t, x) {STATE} }}, "
+        "else_branch = e () => (float[1] v) { v = Neg (x) }>",
+        "without an end",
+    ),
+    "three times": (f"y = Loop (three, t, x) {STATE}", None),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("first", [True, False])
+def test_models_that_do_not_end_are_not_run(name: str, first: bool) -> None:
+    body, told = ENDLESS[name]
+    weights = {"t": np.array(True), "n": np.array(2**62), "three": np.array(3)}
+    used = {key: value for key, value in weights.items() if f"({key}" in body or f" {key}," in body}
+    looping = models.model(f"g (float[1] x) => (float[1] y) {{ {body} }}", used, 17)
+    plain = models.model("g (float[1] x) => (float[1] y) { y = Relu (x) }", {}, 17)
+    pair = (looping, plain) if first else (plain, looping)
+    with pytest.raises(ModelError, match=f"runs {told}: its condition never changes") if told else nullcontext():
+        compare(*pair, [{"x": np.ones(1, np.float32)}])

@@ -105,6 +105,15 @@ def check_sizes(model: ir.Model) -> None:
     for value in model.graph.inputs:
         if (size := bytes_of(value)) is not None and size > TENSOR_BYTES:
             raise ModelError(f"the input {str(value.name)!r} takes {size} bytes; at most {TENSOR_BYTES} are taken")
+    check_ends(model)
+
+
+def check_ends(model: ir.Model) -> None:
+    """Refuse loops without an end.
+
+    Raises:
+        ModelError: the message names the node, and how often it would run.
+    """
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Loop" and node.domain == "":
             _check_end(node)

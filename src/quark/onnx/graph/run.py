@@ -29,6 +29,7 @@ import onnxruntime
 
 from quark.errors import DataError, ModelError, check_names, nearest
 from quark.onnx.graph.admission import registered
+from quark.onnx.graph.budget import check_ends
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.pieces import Pieces, open_in_pieces
 from quark.onnx.graph.session import ON_CPU, RUNTIME_ERRORS, Light, Runtime, quiet_options
@@ -77,7 +78,7 @@ class Runner:
             shows itself then, wherever its fault is.
 
     Raises:
-        ModelError: there is no such tensor, an operator is unknown, or ONNX Runtime refuses the model.
+        ModelError: there is no such tensor, an operator is unknown, a loop has no end, or ONNX Runtime refuses the model.
         ConfigError: an execution provider that this ONNX Runtime does not have.
     """
 
@@ -90,6 +91,7 @@ class Runner:
         complete: bool = False,
     ) -> None:
         opened = model.clone()
+        check_ends(opened)
         tensors = tensors_by_name(opened)
         wanted = dict.fromkeys(values)
         reduced = [name for name in dict.fromkeys(extremes) if name not in wanted]
