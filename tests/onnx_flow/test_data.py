@@ -259,6 +259,8 @@ def test_random_samples_differ_and_come_back_the_same() -> None:
         (None, {"y": [0, 1]}, r"unknown input in RandomDataReaderInputDataRange 'y'"),
         ({"x": [1, 2, 3, 4]}, None, r"gives \[1, 2, 3, 4\], which does not fit the input 'x'"),
         ({"x": [1, 1, 0, 4]}, None, r"gives \[1, 1, 0, 4\]"),
+        ({"x": [1, 1, 2**29 + 1, 1]}, None, "input 'x' of shape .* are 536870913 numbers; at most 536870912 are made"),
+        ({"ids": [2**40, 2**40]}, None, f"input 'ids' of shape .* are {2**80} numbers; at most"),
         (None, {**RANGES, "x": [2, 1]}, r"gives \[2, 1\] for the input 'x'; it must be \[lowest, highest\]"),
         (None, {**RANGES, "x": [2]}, r"gives \[2\] for the input 'x'"),
     ],

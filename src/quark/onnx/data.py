@@ -12,6 +12,7 @@ Readers of our own: ``CachedDataReader`` (keeps samples in memory), ``RandomData
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
@@ -26,7 +27,7 @@ from quark.onnx.graph.model import ModelInput as Source
 from quark.onnx.graph.model import load
 
 Feed = dict[str, np.ndarray]
-SEED = 42
+SEED, GENERATED = 42, 2**29  # of random data; so many numbers at most for one input
 REWINDS = ("rewind", "reset_iter")
 #: Bytes of samples that are read ahead to learn how many there are.
 AHEAD = 1 << 25
@@ -423,11 +424,18 @@ class RandomDataReader(CalibrationDataReader):
 
 @dataclass(frozen=True)
 class _Maker:
-    """How the random values of one input are made."""
+    """How the random values of one input are made; a ``DataError`` where they are too many."""
 
     input: ModelInput
     shape: tuple[int, ...]
     range: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        if (size := math.prod(self.shape)) > GENERATED:
+            raise DataError(
+                f"random data for the input {self.input.name!r} of shape {list(self.shape)} are {size} numbers; at "
+                f"most {GENERATED} are made: give data of your own, or a smaller shape in RandomDataReaderInputShape"
+            )
 
     def make(self, rng: np.random.Generator) -> np.ndarray:
         dtype = self.input.dtype

@@ -78,7 +78,8 @@ class Runner:
             shows itself then, wherever its fault is.
 
     Raises:
-        ModelError: there is no such tensor, an operator is unknown, a loop has no end, or ONNX Runtime refuses the model.
+        ModelError: there is no such tensor, an operator is unknown, a loop has no end, or ONNX Runtime refuses the
+            model.
         ConfigError: an execution provider that this ONNX Runtime does not have.
     """
 
