@@ -58,12 +58,12 @@ def test_a_tokenizer_that_cannot_be_written_is_refused_before_the_perplexity(
 ) -> None:
     monkeypatch.setattr("quark.torch.language.perplexity", lambda *_: pytest.fail("it was measured"))
     data = json.loads((folder / "tokenizer.json").read_text())
-    data["model"] = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"[UNK]": 0, "a": 1}}
+    data["model"] = {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[UNK]": 0, "a": 1}}
     (folder / "tokenizer.json").write_text(json.dumps(data))
     np.save(tmp_path / "ids.npy", np.arange(128).reshape(2, 64))
     words = ("quantize", folder, "-o", tmp_path / "out", *SCHEME, "--data", tmp_path / "ids.npy", "--seq-len", "32")
     assert main(["torch", *map(str, words)]) != 0
-    assert "'WordPiece'; only BPE and Unigram can be written" in " ".join(capsys.readouterr().err.split())
+    assert "'WordLevel'; only BPE, Unigram and WordPiece can be written" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
 
 

@@ -49,7 +49,7 @@ def test_tokens_of_pieces_have_scores_in_the_order_of_merges(tmp_path: Path) -> 
         ({}, 4, "has the token 4, and the embedding of the model 4 rows"),
         ({}, 5, None),
         ({"model": {"type": "Unigram"}}, 9, "vocab"),
-        ({"model": {"type": "WordPiece"}}, 9, "tokenizer of the type 'WordPiece'; only BPE and Unigram"),
+        ({"model": {"type": "WordLevel"}}, 9, "tokenizer of the type 'WordLevel'; only BPE, Unigram and WordPiece"),
         ({"model": {"type": None}}, 9, "tokenizer of the type None"),
         ({"pre_tokenizer": None}, 9, "not byte-level"),
         ({"pre_tokenizer": None, "decoder": {"type": "ByteLevel"}}, 9, None),
