@@ -26,6 +26,7 @@ from quark.cli import main
 from quark.demo import data as demo
 from quark.errors import ConfigError
 from quark.measure.outputs import Outputs
+from quark.observers import SEARCHES
 from quark.onnx import AdaRoundConfig, Config, ModelQuantizer
 from quark.onnx.compare import compare
 from quark.onnx.config_file import config_of, load_config
@@ -79,21 +80,49 @@ def test_the_planted_layer_comes_first_and_the_float_one_loses_nothing(path: Pat
     assert all(trial.loss == 0 and trial.metrics["sqnr"] == np.inf for trial in found.ranked("float"))
 
 
-def test_a_trial_is_what_quantizing_only_that_layer_gives(path: Path) -> None:
+@pytest.mark.parametrize("name", ["uint8/int8", "uint8:percentile/int8"])
+def test_a_trial_is_what_quantizing_only_that_layer_gives(path: Path, name: str) -> None:
     """The same numbers as from the public verb with everything else excluded, for the layer at the end."""
     import onnxruntime
 
-    found = sensitivity(path, "A8W8_CPU", feeds(), ["uint8/int8"])
+    found = sensitivity(path, "A8W8_CPU", feeds(), [name])
     last = f"conv{LAYERS - 1}"
-    config = config_of({"preset": "A8W8_CPU", "options": {"PrintSummary": False}, "layers": {last: "uint8/int8"}})
+    config = config_of({"preset": "A8W8_CPU", "options": {"PrintSummary": False}, "layers": {last: name}})
     config.include_cle = False
     config.nodes_to_exclude = [f"conv{k}" for k in range(LAYERS - 1)] + [f"relu{k}" for k in range(LAYERS - 1)]
     made = ModelQuantizer(Config(config)).quantize_model(str(path), None, feeds())
     runs = [onnxruntime.InferenceSession(m.SerializeToString()) for m in (chain(), made)]
     pairs = [[session.run(None, feed)[0].astype(np.float64) for session in runs] for feed in feeds()]
     noise = sum(((x - y) ** 2).sum() for x, y in pairs) / sum((x**2).sum() for x, _ in pairs)
-    trial = found.of(last, "uint8/int8")
+    trial = found.of(last, name)
     assert trial is not None and trial.loss == pytest.approx(noise, rel=0.05)
+
+
+def test_every_calibration_method_is_a_candidate_behind_a_type_and_behind_a_preset() -> None:
+    for method in SEARCHES:
+        for name in (f"uint8:{method}/int8", f"A8W8:{method}"):
+            spec = candidate(name)
+            assert spec is not None and spec.inputs is not None and spec.inputs.method == method
+            plain = candidate(name.replace(f":{method}", ""))
+            assert plain is not None and spec == replace(plain, inputs=spec.inputs, outputs=spec.inputs)
+
+
+def test_a_search_chooses_between_calibration_methods_and_its_file_says_which(path: Path, tmp_path: Path) -> None:
+    """One value far outside costs every other one its precision, unless the range leaves it out."""
+    rare, config = (
+        [{"x": feed["x"].copy()} for feed in feeds(16)],
+        {"preset": "A8W8_CPU", "options": {"Percentile": 98.0}},
+    )
+    for feed in rare:
+        feed["x"][0, 0, 0, 0] = 4000.0
+    names = ["uint8/int8@channel", "uint8:percentile/int8@channel"]
+    study = sensitivity(path, config, rare, names)
+    assert len({study.of("conv0", name).loss for name in names}) == 2  # type: ignore[union-attr]
+    found = search(path, config, rare, names, limit=1e9)
+    save_plan(tmp_path / "plan.yaml", config, found, None, "size")
+    made = ModelQuantizer(Config(load_config(tmp_path / "plan.yaml"))).run(str(path), tmp_path / "q.onnx", rare)
+    methods = {tensor.name: tensor.spec.method for tensor in made.plan if tensor.role == "activation"}
+    assert methods["x"] == ("percentile" if "percentile" in found.layers["conv0"] else "minmax")
 
 
 def stored(proto: onnx.ModelProto, names: Mapping[str, str]) -> int:
@@ -304,6 +333,8 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(path: Path, tmp_pat
         ("uint8/int44", "Did you mean 'int4'"),
         ("uint8/int4@wide", "unknown scales 'wide'"),
         ("uint8/mxfp4@32", "bring their own scales"),
+        ("uint8:entropie/int8", "Did you mean 'entropy'"),
+        ("float:mse/int8", "have no range"),
         ("MATMUL_NBITS", "in its own way"),
     ],
 )

@@ -1,20 +1,25 @@
-"""What a single layer may become, by name: a preset, ``float``, or ``ACTIVATION/WEIGHT[@SCALES]``.
+"""What a single layer may become, by name: a preset, ``float``, or ``ACTIVATION[:METHOD]/WEIGHT[@SCALES]``.
 
     A16W8            the activations and weights of that preset; its options and algorithms are those of the whole job
     uint8/int4       data types of ``quark.numerics.formats``; types below 8 bits have a scale per channel, others one
     uint8/int4@32    a scale for every 32 elements along the axis that is summed; also @channel and @tensor
     float/int4@32    weights only
+    uint8:mse/int4   the range of activations by that method of ``quark.observers.SEARCHES``; also A16W8:percentile
 
-Activations are calibrated by their extremes. Signed types are symmetric, unsigned activations have a zero point.
+Without a method, a preset has its own, and types are calibrated by their extremes. Signed types are symmetric, unsigned
+activations have a zero point.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from quark.config.presets import PRESETS, get_preset
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, nearest, unknown
 from quark.numerics.formats import FORMATS, Block, Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
+from quark.observers import SEARCHES
 
 FLOAT = "float"
 #: Integers of fewer bits get a scale per channel when nothing is said.
@@ -25,16 +30,29 @@ def candidate(name: str) -> LayerSpec | None:
     """The specs that a name stands for; ``None`` for ``float``.
 
     Raises:
-        ConfigError: no such preset or data type, or scales that the type does not have.
+        ConfigError: no such preset, data type or method, or scales that the type does not have.
     """
     if name == FLOAT:
         return None
-    if "/" not in name:
-        return _of_preset(name)
-    activation, _, rest = name.partition("/")
+    first, _, rest = name.partition("/")
+    activation, _, method = first.partition(":")
+    if not rest:
+        found = _of_preset(activation)
+        inputs = None if found.inputs is None else _calibrated(found.inputs, method, name)
+        return replace(found, inputs=inputs, outputs=inputs)
     weight, _, scales = rest.partition("@")
-    inputs = None if activation == FLOAT else _activation(activation, name)
+    inputs = None if activation == FLOAT else _calibrated(_activation(activation, name), method, name)
+    if inputs is None and method:
+        raise ConfigError(f"the candidate {name!r}: float activations have no range that {method!r} could find")
     return LayerSpec(inputs, _weight(weight, scales, name), None, inputs)
+
+
+def _calibrated(spec: TensorSpec, method: str, whole: str) -> TensorSpec:
+    if not method:
+        return spec
+    if method not in SEARCHES:
+        raise ConfigError(f"the candidate {whole!r}: {unknown('calibration method', method, SEARCHES)}")
+    return replace(spec, method=method, settings=())
 
 
 def _of_preset(name: str) -> LayerSpec:
