@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from torch import nn
 
 from quark.cli import main
 from quark.errors import ConfigError
+from quark.numerics.formats import Block
+from quark.observers import SEARCHES
 from quark.torch import ModelQuantizer
 from quark.torch.config.algorithms import GPTQConfig
 from quark.torch.config.model import QConfig
-from quark.torch.config.schemes import scheme
+from quark.torch.config.schemes import NAMES, base_name, scheme
+from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config_file import config_of, read_values
 from quark.torch.export.api import export_gguf
 from quark.torch.layer_runs import lay_out, measure, open_runs, traffic_of
@@ -131,6 +135,41 @@ def test_the_plan_that_the_command_writes_quantizes_to_its_size(
     assert read_values(plan)["layers"] == told["layers"]
     assert main(["torch", "quantize", str(folder / "model"), "-o", str(out), "--config", str(plan), *given]) == 0
     assert stored(out, list(told["layers"])) == told["costs"]["size"]
+
+
+def test_a_calibration_method_behind_a_scheme_finds_the_ranges_or_is_refused_in_one_sentence() -> None:
+    """Every scheme with every method: inputs first, else weights, and nothing else of the scheme changes."""
+    for name in NAMES:
+        plain = scheme(name)
+        slots = [slot for slot in ("input_tensors", "weight") if has_range(getattr(plain, slot))]
+        for method in SEARCHES:
+            if not slots:
+                with pytest.raises(ConfigError, match="nothing in this scheme has a range"):
+                    scheme(f"{name}:{method}")
+                continue
+            found = scheme(f"{name}:{method}")
+            own = getattr(found, slots[0])
+            assert own.calibration_method == method and base_name(f"{name}:{method}") == name
+            assert own.to_stage().spec.granularity == getattr(plain, slots[0]).to_stage().spec.granularity
+            kept = {slot: getattr(plain, slot) for slot in slots[:1]}
+            assert replace(found, **kept) == plain
+    with pytest.raises(ConfigError, match="Did you mean 'mse'"):
+        scheme("int4_wo_32:mes")
+
+
+def has_range(config: Any) -> bool:
+    block = isinstance(config, QTensorConfig) and isinstance(config.to_stage().format, Block)
+    return isinstance(config, QTensorConfig) and not block and config.to_stage().calibrated
+
+
+def test_a_layer_is_tried_under_a_calibration_method_as_its_file_quantizes_it() -> None:
+    model, names, layer = llama(), ("int4_wo_per_channel", "int4_wo_per_channel:mse"), "model.layers.2.self_attn.k_proj"
+    rest = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != layer]
+    study = sensitivity(model, samples(1), names, exclude=rest)
+    losses = {one.candidate: one.loss for one in study.trials}
+    assert set(losses) == set(names) and len(set(losses.values())) == 2
+    config = config_of({"scheme": names[0], "layers": {layer: names[1]}}, model)
+    assert config.layer_quant_config[layer].weight == scheme(names[1]).weight
 
 
 def test_an_algorithm_for_single_layers_leaves_the_others_alone() -> None:

@@ -57,7 +57,7 @@ def check_names(scheme: str | None, kv_cache: str | None, layers: Sequence[str])
         ConfigError: an unknown scheme; the nearest name is shown.
     """
     for name in ([] if scheme is None else [scheme]) + [*split_layers(layers).values()]:
-        if name not in SCHEMES and built_in_alone():
+        if name.partition(":")[0] not in SCHEMES and built_in_alone():  # a calibration method may stand behind
             raise ConfigError(unknown("quantization scheme", name, SCHEMES))
     if kv_cache is not None and kv_cache not in CACHES:
         raise ConfigError(unknown("KV cache scheme", kv_cache, CACHES))

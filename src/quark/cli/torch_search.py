@@ -106,6 +106,7 @@ def run_search(request: SearchLayers) -> None:
     check_one(wanted.target, wanted.limit, LANGUAGE)
     check_program(request.program)
     check_data(wanted.eval_data)
+    from quark.torch.config_file import schemes_of
     from quark.torch.export.formats import format_for
     from quark.torch.search import ASKED, save_plan, search
 
@@ -132,8 +133,8 @@ def run_search(request: SearchLayers) -> None:
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
     read_by = ""
     if request.program is not None:
-        chosen = [name.split("+")[0] for name in found.layers.values() if name != FLOAT]
-        read_by = f" --for {request.program} --format {format_for([*chosen, values['scheme']], request.program)}"
+        chosen = schemes_of({**values, "layers": found.layers})
+        read_by = f" --for {request.program} --format {format_for(chosen, request.program)}"
     following = f"quark torch quantize {request.model} -o OUT_DIR --config {wanted.output}{read_by} ..."
     verdict = plan_verdict(found, wanted, following)
     write_both(found, wanted, request.model, verdict, write)

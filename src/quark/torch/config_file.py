@@ -29,7 +29,7 @@ from quark.search.values import FLOAT
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
-from quark.torch.config.schemes import GGUF, scheme
+from quark.torch.config.schemes import GGUF, base_name, scheme
 from quark.torch.template import LLMTemplate
 
 KEYS = ("scheme", "algorithms", "kv_cache", "exclude", "also_exclude", "layers", "found")
@@ -77,9 +77,9 @@ def check_values(values: Mapping[str, Any]) -> None:
 
 
 def schemes_of(values: Mapping[str, Any]) -> list[str]:
-    """The schemes that keys and values name; none of a whole ``QConfig``."""
+    """The schemes that keys and values name, whatever finds their ranges; none of a whole ``QConfig``."""
     named = [] if WHOLE in values else [values["scheme"], *(values.get("layers") or {}).values()]
-    return [split(value)[0] for value in named if value != FLOAT]
+    return [base_name(split(value)[0]) for value in named if value != FLOAT]
 
 
 def config_of(values: Mapping[str, Any], model: nn.Module) -> QConfig:

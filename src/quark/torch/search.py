@@ -28,7 +28,7 @@ from quark.search.solve import Judges, Question, solve
 from quark.search.target import LANGUAGE, Asked
 from quark.search.ties import fused
 from quark.search.values import FLOAT, Found, Study
-from quark.torch.config.schemes import scheme
+from quark.torch.config.schemes import base_name, scheme
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config_file import WHOLE, check_values, config_of, split, template_of
 from quark.torch.digest import digest_of_samples
@@ -120,7 +120,7 @@ def search(
     values, goal = whole_values(config, candidates), ASKED.goal(target, limit, budget, metric, candidates)
     source, given = source_of(model, workers, device, trust_remote_code), list(samples)
     if program is not None:
-        format_for([split(name)[0] for name in candidates if name != FLOAT], program)
+        format_for([base_name(split(name)[0]) for name in candidates if name != FLOAT], program)
     held_out = None if evaluation is None else list(evaluation)
     apart, loaded = split_of(given, held_out, metric is not None), source.load()
     with private_folder() as folder, Journal.held(ledger):

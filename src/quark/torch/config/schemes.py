@@ -14,14 +14,16 @@ Types of GGUF (``Q4_K``, ``Q8_0``) are schemes of weights alone, for llama.cpp. 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from quark.errors import ConfigError, check_name, unknown
 from quark.numerics.formats import BUILT_IN, FORMATS, Block
 from quark.numerics.ggml import GGML
+from quark.observers import SEARCHES
 from quark.torch.config import specs
 from quark.torch.config.model import QLayerConfig
 from quark.torch.config.spec_schemes import DataTypeSpec
-from quark.torch.config.tensor import QTensorConfig
+from quark.torch.config.tensor import QTensorConfig, is_block
 from quark.torch.config.type import Dtype, QSchemeType
 
 Rows = Mapping[str, tuple[DataTypeSpec, DataTypeSpec | None]]
@@ -127,13 +129,17 @@ def of_formats() -> dict[str, QLayerConfig]:
 
 
 def scheme(name: str) -> QLayerConfig:
-    """A new configuration of the scheme called ``name``.
+    """A new configuration of the scheme called ``name``, or ``name:METHOD``: with ranges that this calibration method
+    (``quark.observers.SEARCHES``) finds, of the inputs if they have some before the model runs, else of the weights.
 
     Raises:
-        ConfigError: no such scheme; the nearest name is shown.
+        ConfigError: no such scheme or method; the nearest name is shown. Or nothing in the scheme has such a range.
     """
     if name in REGISTERED:
         return QLayerConfig.from_dict(REGISTERED[name].to_dict())
+    base, _, method = name.partition(":")
+    if method:
+        return _calibrated(scheme(base), method, name)
     if name in ROWS:
         return layer_of(*ROWS[name])
     if name in GGUF:
@@ -141,6 +147,21 @@ def scheme(name: str) -> QLayerConfig:
     if name not in of_formats():
         raise ConfigError(unknown("quantization scheme", name, scheme_names()))
     return of_formats()[name]
+
+
+def _calibrated(config: QLayerConfig, method: str, name: str) -> QLayerConfig:
+    """The scheme with another method where a range is found before the model runs."""
+    check_name(f"calibration method of {name!r}", method, SEARCHES)
+    for slot in ("input_tensors", "weight"):
+        one = getattr(config, slot)
+        if isinstance(one, QTensorConfig) and not is_block(one) and one.to_stage().calibrated:
+            return replace(config, **{slot: replace(one, observer_cls=None, calibration_method=method)})
+    raise ConfigError(f"{name!r}: nothing in this scheme has a range that is found before the model runs")
+
+
+def base_name(name: str) -> str:
+    """The scheme without its calibration method."""
+    return name if name in REGISTERED else name.partition(":")[0]
 
 
 def register_scheme(name: str, config: QLayerConfig) -> None:
