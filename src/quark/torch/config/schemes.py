@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from quark.errors import ConfigError, check_name, unknown
 from quark.numerics.formats import BUILT_IN, FORMATS, Block
@@ -155,7 +156,8 @@ def _calibrated(config: QLayerConfig, method: str, name: str) -> QLayerConfig:
     for slot in ("input_tensors", "weight"):
         one = getattr(config, slot)
         if isinstance(one, QTensorConfig) and not is_block(one) and one.to_stage().calibrated:
-            return replace(config, **{slot: replace(one, observer_cls=None, calibration_method=method)})
+            found: dict[str, Any] = {slot: replace(one, observer_cls=None, calibration_method=method)}
+            return replace(config, **found)
     raise ConfigError(f"{name!r}: nothing in this scheme has a range that is found before the model runs")
 
 
