@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from quark.errors import ConfigError, ModelError
+from quark.numerics.granularity import Group
 from quark.torch.export import (
     custom_modes,
     declared,
@@ -30,6 +31,7 @@ from quark.torch.export import (
     shards,
     stacked_blocks,
     state,
+    transformers_reads,
     verify,
     vllm_reads,
 )
@@ -338,3 +340,114 @@ def test_what_a_file_holds_of_a_configuration_is_in_order(tmp_path: Path) -> Non
     found = json.loads((tmp_path / "config.json").read_text())
     assert list(found) == sorted(found) and list(found["quantization_config"]) == ["a", "z"]
     assert found["hidden_size"] == 8 and "return_dict" not in found
+
+
+FILES = {  # what is wrong with a file of one tensor of four bytes, and whether it is whole
+    "nothing": (lambda raw: raw, True),
+    "a byte more": (lambda raw: raw + b"\0", False),
+    "a byte less": (lambda raw: raw[:-1], False),
+    "a header that is longer than the file": (lambda raw: (len(raw) - 7).to_bytes(8, "little") + raw[8:], False),
+    "a header as long as the file": (lambda raw: (len(raw) - 8).to_bytes(8, "little") + raw[8:], False),
+    "no length": (lambda raw: raw[:5], False),
+    "no JSON": (lambda raw: raw[:8] + b"?" + raw[9:], False),
+    "no offsets": (lambda raw: raw.replace(b"data_offsets", b"data_offsetz"), False),
+    "offsets that are none": (lambda raw: raw.replace(b"[0,4]", b"[0]  "), False),
+    "a list": (lambda raw: (2).to_bytes(8, "little") + b"[]", False),
+    "no tensors": (lambda raw: (2).to_bytes(8, "little") + b"{}", True),
+    "no tensors, and a byte": (lambda raw: (2).to_bytes(8, "little") + b"{}\0", False),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_whole_where_it_ends_as_its_header_says(name: str, tmp_path: Path) -> None:
+    from safetensors.torch import save
+
+    change, whole = FILES[name]
+    path = tmp_path / "m.safetensors"
+    assert not shards.is_whole(path)
+    path.write_bytes(change(save({"a": torch.ones(1)}, {"b": "c"})))
+    assert shards.is_whole(path) is whole
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(
+    "span", [(-3.0, -0.1), (-5.0, -0.1), (-9.0, -8.1), (0.1, 3.0), (0.1, 9.0), (0.0, 0.0), (-3.9, 3.9)]
+)
+def test_scales_of_float16_that_leave_half_of_the_codes(
+    span: tuple[float, float], symmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16 codes fewer than 8 are used, from 0 on or to both sides; a larger scale wastes none."""
+    least = gguf_tensors.SMALLEST / 2
+    weight = torch.linspace(*span, 64)[None] * least
+    layout: Any = SimpleNamespace(granularity=Group(-1, 32), shape=(1, 64), element=SimpleNamespace(bits=4))
+    layout.stage = SimpleNamespace(spec=SimpleNamespace(symmetric=symmetric))
+    monkeypatch.setattr(gguf_tensors, "source_of", lambda layer: weight)
+    halves = [torch.linspace(*span, 64)[k : k + 32] for k in (0, 32)]
+    spans = [(min(float(half.min()), 0.0), max(float(half.max()), 0.0)) for half in halves]
+    used = [2 * max(-a, b) if symmetric else b - a for a, b in spans]
+    expected = any(0 < one < 8 for one in used)
+    found = gguf_tensors.wastes_codes(None, torch.full((1, 2), least), layout)  # type: ignore[arg-type]
+    assert found is expected
+    large = torch.full((1, 2), gguf_tensors.SMALLEST)
+    assert not gguf_tensors.wastes_codes(None, large, layout)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sources", [["gate", "up"], ["down"]])
+def test_biases_of_experts_take_turns(sources: list[str]) -> None:
+    layers = [[f"e.{number}.{source}" for source in sources] for number in range(2)]
+    numbers = iter(range(1, 9))
+    values = {name: torch.tensor([1.0, 2.0]) * 10 ** next(numbers) for group in layers for name in group}
+    items = {f"{name}.bias": shards.item_of(f"{name}.bias", value) for name, value in values.items()}
+    found = stacked_blocks.bias_stack("experts.down", layers, items)
+    made = found.make()["experts.down_bias"]
+    rows = 2 * len(sources)
+    assert found.form == {"experts.down_bias": ((2, rows), torch.float32)} and made.shape == (2, rows)
+    for number, group in enumerate(layers):
+        assert made[number].tolist() == [float(values[name][row]) for row in range(2) for name in group]
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("inputs", [True, False])
+@pytest.mark.parametrize("scheme", ["experts.0.up_proj", "other", "expertsx"])
+def test_experts_that_transformers_does_not_read(
+    replaced: bool, listed: bool, inputs: bool, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Module()
+    model.experts, model.other = torch.nn.Bilinear(1, 1, 1), torch.nn.Linear(1, 1)
+    monkeypatch.setattr(transformers_reads, "UnfusedExperts", torch.nn.Bilinear)
+    monkeypatch.setattr(transformers_reads, "is_replaced", lambda module: replaced)
+    monkeypatch.setattr(transformers_reads, "is_listed", lambda path, module, names: listed)
+    schemes = {scheme: SimpleNamespace(input_activations=1 if inputs else None)}
+    found = transformers_reads.experts(model, schemes, None)  # type: ignore[arg-type]
+    if not scheme.startswith("experts.") or replaced:
+        assert found is None
+    elif not listed:
+        assert found == "it has no place for the experts of 'experts', and makes them up at random"
+    else:
+        assert found == ("it computes the experts of 'experts' with float inputs" if inputs else None)
+
+
+@pytest.mark.parametrize("cached", [True, False, None])
+def test_the_folder_that_a_model_came_from(
+    cached: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError
+
+    def lookup(name: str, file: str, revision: str | None) -> Any:
+        assert (name, file, revision) == ("a/b", "config.json", "1234")
+        if cached is None:
+            raise HFValidationError
+        return str(tmp_path / "config.json") if cached else None
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lookup)
+    monkeypatch.setattr(model_files, "is_transformers", lambda model: hasattr(model, "config"))
+    model: Any = torch.nn.Module()
+    assert model_files.source_of(model) is None
+    model.config = SimpleNamespace(_name_or_path="", _commit_hash="1234")
+    assert model_files.source_of(model) is None
+    model.config._name_or_path = "a/b"
+    assert model_files.source_of(model) == (tmp_path if cached else None)
+    model.config._name_or_path = str(tmp_path)
+    assert model_files.source_of(model) == tmp_path
