@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from tests.onnx_flow import models
+from tests.onnx_flow.test_asked_directly import named, planned
 
+from quark.config.nbits import NBits
+from quark.config.overrides import Override
+from quark.config.plan import Plan, TensorPlan
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError
+from quark.numerics.granularity import Channel, Group
 from quark.onnx.graph.model import load
 from quark.onnx.npu import rules
-from quark.onnx.qdq import place, selection
+from quark.onnx.qdq import block_axes, nbits, overrides, place, selection, tables
 
 
 def test_one_position_of_a_bias_fits_the_channel_with_the_least() -> None:
@@ -71,3 +80,106 @@ def test_recurrent_layers_are_quantized_beside_what_is_measured(
     monkeypatch.setattr(place.slower, "faster_in_float", measured)
     place._leave_slower(dict.fromkeys(placement.model.graph), placement)
     assert seen == [beside]
+
+
+# ---- what is given, and where it goes --------------------------------------------------------------------------------
+
+
+def constant(*shape: int, alone: bool = False) -> ir.Value:
+    value = ir.Value(name="w", shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
+    value.const_value = ir.tensor(models.normal(*shape))
+    if not alone:
+        ir.Graph([], [], nodes=[], initializers=[value])
+    return value
+
+
+@pytest.mark.parametrize("format, zeros, fits", [
+    ("int8", (-128, 127), True), ("int8", (0, 128), False), ("int8", (-129, 0), False), ("uint8", (0, 255), True),
+    ("uint8", (-1, 0), False), ("int4", (8, 0), False), ("fp8_e4m3", (500, 0), True),
+])  # fmt: skip
+def test_zero_points_that_are_given_are_codes(format: str, zeros: tuple[int, ...], fits: bool) -> None:
+    wanted, spec = Override(parameters=((0.5, 0.25), zeros)), TensorSpec(format, symmetric=format[0] != "u")
+    with nullcontext() if fits else pytest.raises(ConfigError, match="zero_point must lie in"):
+        scale, zero = overrides._parameters(planned("w", "weight"), spec, wanted, constant(2, 3))
+        assert scale.tolist() == [0.5, 0.25] and zero.tolist() == list(zeros)
+
+
+@pytest.mark.parametrize("axis, channels", [(None, ()), (0, (2,)), (1, (3,))])
+def test_one_scale_that_is_given_is_that_of_every_channel(axis: int | None, channels: tuple[int, ...]) -> None:
+    wanted = Override(parameters=((0.5,), (3,)), axis=axis)
+    scale, zero = overrides._parameters(planned("w", "weight"), TensorSpec("int8"), wanted, constant(2, 3))
+    assert scale.shape == zero.shape == channels
+    assert (scale == np.float32(0.5)).all() and (zero == 3).all()
+    for column, expected in (
+        (None, None),
+        ((1.0,), 1.0 if axis is None else [1.0] * channels[0]),
+        ((1.0, 2.0), [1, 2]),
+    ):
+        assert overrides._shaped(column, wanted, constant(2, 3)) == expected
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("y = MatMul (x, z)", {"x": -1, "z": -2, "y": -1}), ("y = Gemm (x, z)", {"x": 1, "z": 0}),
+    ("y = Gemm<transA = 1> (x, z)", {"x": 0, "z": 0}), ("y = Gemm<transB = 1> (x, z)", {"x": 1, "z": 1}),
+    ("y = Softmax (x)", {"x": -1}), ("y = Softmax<axis = 0> (x)", {"x": -2}), ("y = Softmax<axis = 1> (x)", {"x": -1}),
+    ("y = Softmax<axis = -2> (x)", {"x": -2}), ("y = Relu (x)", {}),
+])  # fmt: skip
+def test_along_which_axes_blocks_run(text: str, expected: dict[str, int]) -> None:
+    node = named(f"g (float[4, 4] x, float[4, 4] z) => (float[4, 4] y) {{ {text} }}").graph[0]
+    assert {str(value.name): axis for value, axis in block_axes._axes(node) if value is not None} == expected
+
+
+@pytest.mark.parametrize("given", [None, True, False])
+def test_the_first_reader_settles_the_axis_of_blocks(given: bool | None) -> None:
+    model, plan = named("g (float[4, 6] x) => (float[4, 6] y) { a = MatMul (z, x) y = Softmax (x) }"
+                        .replace("float[4, 6] x)", "float[4, 6] x, float[4, 4] z)")), Plan()  # fmt: skip
+    blocks = TensorSpec("mxfp8_e4m3", granularity=Group(1, 32))
+    for name, role in (("x", "activation"), ("z", "weight"), ("y", "activation")):
+        plan.put(TensorPlan(name, role, blocks if name != "y" else TensorSpec("int8"), "", name))
+    block_axes.refine(model, plan, SimpleNamespace(options=SimpleNamespace(RefineBlockAxis=given)))  # type: ignore[arg-type]
+    assert plan.tensors["x"].spec.granularity == Group(1 if given is False else 0, 32)
+    assert plan.tensors["z"].spec.granularity == Group(1, 32) and plan.tensors["y"].spec.format == "int8"
+
+
+@pytest.mark.parametrize("columns, bits, axis, told", [
+    (4, 4, 0, None), (3, 4, 0, "fill no whole bytes"), (1, 8, 0, None), (4, 2, 0, None), (2, 2, 0, "fill no whole"),
+    (4, 4, 1, "it gathers columns"), (None, 4, 0, "fill no whole bytes"),
+])  # fmt: skip
+def test_rows_that_fill_bytes(columns: int | None, bits: int, axis: int, told: str | None) -> None:
+    table = ir.Value(name="t", shape=ir.Shape([9, columns if columns else "n"]))
+    node = ir.node("Gather", [table, ir.Value(name="i")], attributes={"axis": axis} if axis else {})
+    found = nbits._why_not_gather(node, table, NBits(Bits=bits))
+    assert found is None if told is None else told in str(found)
+
+
+TABLES: dict[str, tuple[Any, bool]] = {
+    "large": ({}, True),
+    "a vector": ({"shape": (1 << 16,)}, False),
+    "few numbers": ({"shape": (16, 128)}, False),
+    "short rows": ({"shape": (1 << 14, 4)}, False),
+    "short rows of two axes": ({"shape": (1 << 12, 2, 16)}, True),
+    "columns": ({"axis": 1}, False),
+    "indices": ({"as_indices": True}, False),
+    "an output": ({"output": True}, False),
+    "read in float": ({"other": True}, False),
+    "read by another quantized node": ({"other": True, "known": True}, True),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_which_tables_are_stored_as_codes(name: str) -> None:
+    given, expected = TABLES[name]
+    shape = given.get("shape", (1 << 11, 32))
+    table = constant(*shape, alone=True)
+    index = ir.Value(name="i")
+    inputs = [index, table] if "as_indices" in given else [table, index]
+    nodes = [ir.node("Gather", inputs, attributes={"axis": given.get("axis", 0)}, name="take")]
+    if "other" in given:
+        nodes.append(ir.node("Relu", [table], name="other"))
+    outputs = [table] if "output" in given else [nodes[0].outputs[0]]
+    ir.Graph([index], outputs, nodes=nodes, initializers=[table])
+    plan = Plan()
+    if "known" in given:
+        plan.put(planned("w", "weight", readers=frozenset(["other"])))
+    assert tables._suits(table, plan, TensorSpec("int8", granularity=Channel(0))) is expected
+    assert not tables._suits(None, plan, TensorSpec("int8", granularity=Channel(0)))
