@@ -41,14 +41,15 @@ app.add_typer(plan_app, name="plan")
 
 `quark onnx quantize model.onnx -o q.onnx --random --set Percentile=99.9 --set "OpTypesToQuantize=[Conv, Gemm]"`
 
-About 32 to 256 samples that look like the real inputs are enough. Exit codes: 0 done, 1 error, 2 wrong usage.""",
+About 32 to 256 samples that look like the real inputs are enough. Exit codes: 0 done, 1 error, 2 wrong usage, 3 a bound
+(`--fail-under`, `--fail-slower`) is not met.""",
 )
 @takes_values()
 def quantize(request: Quantize) -> None:
     """Quantize an ONNX model.
 
-    Writes a model that stock ONNX Runtime runs, and tells what was quantized, what it cost in accuracy and what it won
-    in size and time. The last lines are a verdict, and the command that helps where it is bad.
+    Writes a model that stock ONNX Runtime runs, and shows what was quantized, the loss in accuracy and the gain in size
+    and speed. The last lines are the verdict, and a command to try if accuracy is not good.
     """
     from quark.cli import quantization
 
@@ -106,7 +107,7 @@ def sensitivity(request: Rank) -> None:
 )
 @takes_values(samples=16)
 def search(request: Search) -> None:
-    """Find a mixed-precision plan: a data type for every layer, so that a metric meets its target at least cost.
+    """Find a mixed-precision plan: a data type for every layer, so that a metric meets its target at the lowest cost.
 
     Every layer is tried alone, integer programming chooses, the whole plan is quantized and measured, until it holds.
     Exit code 3: the target is out of reach, and the nearest plan is written. The last lines are a verdict.
@@ -122,7 +123,7 @@ def explain(
     name: Annotated[str, typer.Argument(metavar="TENSOR", help="A tensor or node, by its name in either model.")],
     json: Json = False,
 ) -> None:
-    """Say why a tensor or node of a quantized model is what it is, and by which rule."""
+    """Say why a tensor or node was quantized as it is, and by which rule."""
     from quark.cli import planning
 
     planning.run_explain(model, name, json)
@@ -133,7 +134,7 @@ def inspect(
     model: Annotated[Path, Reads(), typer.Argument(help="An .onnx file, float or quantized.")],
     json: Json = False,
 ) -> None:
-    """Show what a model is made of: inputs, outputs, operators, weights, and how it is quantized."""
+    """Show inputs, outputs, operators and weights of a model, and how it is quantized."""
     from quark.cli import inspection
 
     inspection.run(model, json)
@@ -180,7 +181,7 @@ def transform(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Apply graph passes to an ONNX model: fold, fuse, convert; its outputs stay what they are.
+    """Apply graph passes to an ONNX model: fold, fuse, convert; its outputs do not change.
 
     The YAML file lists passes in order, as in `passes: {fold_batch_norm: {}, convert_opset_version:
     {target_opset_version: 21}}`.
@@ -214,11 +215,12 @@ def tool(
 
 `quark auto llama/ -o llama-small/ --data text.txt --for vllm`
 
-Exit codes: 0 solved, 1 error, 2 wrong usage, 3 nothing within the tolerance wins (the nearest miss is written).""",
+Exit codes: 0 solved, 1 error, 2 wrong usage, 3 nothing within the tolerance is better than the float model
+(the closest candidate is written).""",
 )
 @takes_values()
 def auto(request: Auto) -> None:
-    """Find the best quantized model: try presets and recipes, choose, and prove it on samples that decided nothing."""
+    """Find the best quantized model: try presets and recipes, choose one, and measure it on other samples."""
     from quark.cli import automatic
 
     automatic.run(request)
@@ -226,11 +228,11 @@ def auto(request: Auto) -> None:
 
 @app.command()
 def presets(
-    name: Annotated[str | None, typer.Argument(help="Show all that this preset says.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show all settings of this preset.")] = None,
     hardware: Annotated[str | None, typer.Option("--for", help="Only those for `cpu`, `npu` or `gpu`.")] = None,
     json: Json = False,
 ) -> None:
-    """List the ready-made configurations, a line each; with a name, all that one says."""
+    """List the ready-made configurations; with a name, show all settings of that one."""
     from quark.cli import listing
 
     listing.run_presets(name, hardware, json)
@@ -263,7 +265,7 @@ def _version(wanted: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")]
 
 
-Verbose = Annotated[bool, typer.Option("--verbose", help="Tell more about an error; may stand behind any command.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show more about an error; may follow any command.")]
 
 
 @app.callback()

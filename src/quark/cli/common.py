@@ -24,7 +24,7 @@ def limit_threads(count: int | None) -> int | None:
 
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, callback=limit_threads, help="Processors to use; as many as this process is lent by default."),
+    typer.Option(min=1, callback=limit_threads, help="Processors to use. By default all that this process may use."),
 ]
 
 
@@ -42,21 +42,25 @@ Backend = Annotated[
     typer.Option(
         metavar="NAME",
         callback=use_backend,
-        help="What workers are: threading, loky (processes), dask or ray (a cluster whose machines see the folders).",
+        help="Kind of workers: threading, loky (processes), dask or ray (a cluster whose machines see the folders).",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")]
 FailUnder = Annotated[
     str | None,
     typer.Option(
-        "--fail-under", metavar="METRIC=X", help="Exit code 3 below it: sqnr, psnr (dB), cosine or kept (0 to 1)."
+        "--fail-under",
+        metavar="METRIC=X",
+        help="Exit with code 3 if the metric is lower: sqnr, psnr (dB), cosine or kept (0 to 1).",
     ),
 ]
-FailSlower = Annotated[bool, typer.Option("--fail-slower", help="Exit code 3 where float is faster here.")]
+FailSlower = Annotated[
+    bool, typer.Option("--fail-slower", help="Exit with code 3 if the float model is faster on this machine.")
+]
 LedgerPath = Annotated[
     Path | None,
     Writes("state"),
-    typer.Option("--ledger", help="A .json file that finished layers are kept in; run again, it goes on from there."),
+    typer.Option("--ledger", help="A .json file for finished layers; the same command continues from it."),
 ]
 ReportPath = Annotated[
     Path | None,
@@ -77,7 +81,7 @@ PlanFrom = Annotated[
     Path | None,
     Reads(),
     typer.Option(
-        "--plan-from", help="Carry out the decisions in a file that `plan --plan` wrote, or of a quantized ONNX model."
+        "--plan-from", help="Use the decisions of a file that `plan --plan` wrote, or of a quantized ONNX model."
     ),
 ]
 PlanOutput = Annotated[
@@ -181,7 +185,7 @@ OwnMetric = Annotated[
     ),
 ]
 Drop = Annotated[
-    str | None, typer.Option(help="What may be lost of the metric, or of the float model's answers, as in 1%.")
+    str | None, typer.Option(help="Allowed loss of the metric, or of the float model's answers, such as 1%.")
 ]
 Labels = Annotated[
     Path | None,
@@ -192,7 +196,6 @@ TuneSpeed = Annotated[
     bool,
     typer.Option(
         "--tune-speed",
-        help="Time the model here, in several divisions into float and integers, and keep the fastest. Holds for this "
-        "processor.",
+        help="Time several choices of integer and float layers on this machine, and keep the fastest one.",
     ),
 ]

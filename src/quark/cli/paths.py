@@ -28,7 +28,7 @@ FOLDER = "folder"
 LIKE_MODEL = "like the model"
 #: For the parameter ``overwrite`` of commands; ``Guarded`` looks at it, commands need not.
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace files that are there and are not results of this program.")
+    bool, typer.Option("--overwrite", help="Overwrite existing files that are not results of this program.")
 ]
 
 

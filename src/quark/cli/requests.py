@@ -68,13 +68,15 @@ Candidates = Annotated[
         "behind, or `float`; may be repeated.",
     ),
 ]
-Workers = Annotated[int, typer.Option(min=1, max=parallel.MOST, help="Layers, or recipes, that are tried at once.")]
+Workers = Annotated[
+    int, typer.Option(min=1, max=parallel.MOST, help="Number of layers, or recipes, to try at the same time.")
+]
 Settings = Annotated[
     tuple[str, ...],
     typer.Option("--set", metavar="OPTION=VALUE", help="Set one option (`quark options` lists them); may be repeated."),
 ]
 Hardware = Annotated[
-    str | None, typer.Option("--for", metavar="cpu|npu|gpu", help="What it is to run on: chooses the preset.")
+    str | None, typer.Option("--for", metavar="cpu|npu|gpu", help="The hardware that will run it: chooses the preset.")
 ]
 Exclude = Annotated[
     tuple[str, ...],
@@ -90,7 +92,7 @@ Layout = Annotated[
     ),
 ]
 EvalData = Annotated[
-    Path | None, Reads(), typer.Option("--eval-data", help="Samples that the result is judged on, as --data.")
+    Path | None, Reads(), typer.Option("--eval-data", help="Samples to measure the result with, given as for --data.")
 ]
 
 
@@ -147,6 +149,7 @@ class Quantize(Decided):
         typer.Option(
             "--algorithm",
             "-a",
+            metavar="NAME",
             help="An algorithm, such as ce or adaround, or your own as FILE.py:FUNCTION; may be repeated.",
         ),
     ] = ()

@@ -26,20 +26,25 @@ class SampleSource:
         bool, typer.Option("--random", help="Use generated data: to try things out, not for real results.")
     ] = False
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="Use only the first N samples.")] = None
-    size: Annotated[
-        str | None, typer.Option(metavar="HxW", help="Images: the size where the model leaves it open.")
-    ] = None
+    size: Annotated[str | None, typer.Option(metavar="HxW", help="Images: the size, if the model does not fix it.")] = (
+        None
+    )
     resize: Annotated[str, typer.Option(help="Images: `stretch`, `letterbox` (grey bars) or `crop`.")] = "stretch"
-    bgr: Annotated[bool, typer.Option("--bgr", help="Images: blue first, as OpenCV and Caffe have it.")] = False
-    scale: Annotated[float, typer.Option(help="Images: 255 makes pixels 0..1, 1 leaves them 0..255.")] = 255.0
-    mean: Annotated[str, typer.Option(help="Images: then subtracted; one number or one per channel, in that unit.")] = (
+    bgr: Annotated[
+        bool, typer.Option("--bgr", help="Images: channels in the order blue, green, red, as in OpenCV and Caffe.")
+    ] = False
+    scale: Annotated[float, typer.Option(help="Images: divide pixels by this; 255 gives 0..1, 1 keeps 0..255.")] = 255.0
+    mean: Annotated[str, typer.Option(help="Images: subtract this after --scale; one number, or one per channel.")] = (
         "0"
     )
-    std: Annotated[str, typer.Option(help="Images: then divided by this, one number or one per channel.")] = "1"
+    std: Annotated[str, typer.Option(help="Images: divide by this after --mean; one number, or one per channel.")] = "1"
     preprocess: Annotated[
         str | None,
         Reads(function=True),
-        typer.Option(metavar="FILE.py:FUNCTION", help="Your function: path of a file → array, in place of these."),
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="Your function from the path of a file to an array, instead of the options of images.",
+        ),
     ] = None
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at a broken image; otherwise it is skipped and named.")

@@ -43,7 +43,7 @@ torch_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Quantize a
 )
 @takes_values()
 def quantize(request: InMemory) -> None:
-    """Quantize a language model into a folder that the usual serving programs load.
+    """Quantize a language model, for transformers, vLLM, llama.cpp or onnxruntime-genai.
 
     Schemes with static activations and algorithms need data; about 128 windows of text like the real one are enough.
     """
@@ -97,10 +97,10 @@ def explain(
 )
 @takes_values()
 def quantize_files(request: FileByFile) -> None:
-    """Quantize a checkpoint file by file: for models larger than memory, and the same result.
+    """Quantize a checkpoint file by file, for models larger than memory; the result is the same.
 
-    Schemes with static activations need data; its windows run with one decoder block in memory. An interrupted job goes
-    on where it was when the command is repeated.
+    Schemes with static activations need data; its windows run with one decoder block in memory. Repeat the command to
+    continue an interrupted job.
     """
     from quark.cli import torch_quantize
 
@@ -138,7 +138,7 @@ def sensitivity(request: RankLayers) -> None:
 )
 @takes_values(samples=8)
 def search(request: SearchLayers) -> None:
-    """Find a mixed-precision plan: a scheme for every layer, so that a metric meets its target at least cost.
+    """Find a mixed-precision plan: a scheme for every layer, so that a metric meets its target at the lowest cost.
 
     Every layer is tried alone, integer programming chooses, the whole plan is quantized and measured, until it holds;
     then it is compared with one scheme for all layers. Exit code 3: the target is out of reach, the nearest is written.
@@ -167,7 +167,7 @@ def evaluate(request: Evaluate) -> None:
 )
 @takes_values()
 def convert(request: Converted) -> None:
-    """Write a quantized model in another format, with the codes and scales that it has."""
+    """Write a quantized model in another format, with its codes and scales."""
     from quark.cli import torch_quantize
 
     torch_quantize.run_convert(request)
@@ -175,7 +175,7 @@ def convert(request: Converted) -> None:
 
 @torch_app.command(epilog="**Example**: `quark torch formats --scheme int4_wo_128 --for vllm`")
 def formats(scheme: Scheme = None, format: Format = None, program: For = None, json: Json = False) -> None:
-    """List which scheme can be written in which format, and which program reads it there.
+    """List which schemes each format can hold, and which programs read them.
 
     The table is what those programs did with files that quark wrote: the class that read a layer, or the error.
     """

@@ -51,12 +51,12 @@ Candidates = Annotated[
 ]
 Exclude = Annotated[
     tuple[str, ...],
-    typer.Option(metavar="GLOB", help="Layers that stay float beside the usual ones; may be repeated."),
+    typer.Option(metavar="GLOB", help="Layers to keep in float, in addition to the default ones; may be repeated."),
 ]
 ExcludeOnly = Annotated[
     tuple[str, ...],
     typer.Option(
-        "--exclude-only", metavar="GLOB", help="Layers that stay float instead of the usual ones; may be repeated."
+        "--exclude-only", metavar="GLOB", help="Layers to keep in float, instead of the default ones; may be repeated."
     ),
 ]
 Text = Annotated[
@@ -68,7 +68,10 @@ Algorithms = Annotated[
     tuple[str, ...],
     Reads(function=True),
     typer.Option(
-        "--algorithm", "-a", help="An algorithm, such as gptq, or your own as FILE.py:FUNCTION; may be repeated."
+        "--algorithm",
+        "-a",
+        metavar="NAME",
+        help="An algorithm, such as gptq, or your own as FILE.py:FUNCTION; may be repeated.",
     ),
 ]
 Cache = Annotated[str | None, typer.Option("--kv-cache", help="How keys and values are quantized.")]
@@ -82,12 +85,12 @@ Format = Annotated[
 ]
 For = Annotated[
     str | None,
-    typer.Option("--for", help="The program that is to read it: vllm, transformers, llama.cpp or onnxruntime-genai."),
+    typer.Option("--for", help="The program that will read it: vllm, transformers, llama.cpp or onnxruntime-genai."),
 ]
 FloatType = Annotated[
     str | None, typer.Option(help="What stays float, in this type: bfloat16, float16 or float32; else the source's.")
 ]
-Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder brings.")]
+Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code of the model's folder.")]
 Device = Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda.")]
 
 
@@ -96,7 +99,7 @@ class TextSource:
     """Where samples come from."""
 
     data: Text = None
-    samples: Annotated[int, typer.Option(min=1, help="Use at most so many windows of the data.")] = 128
+    samples: Annotated[int, typer.Option(min=1, help="Use at most this many windows of the data.")] = 128
     seq_len: Length = 512
 
 
