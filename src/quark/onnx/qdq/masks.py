@@ -1,24 +1,19 @@
 """Masks: constants of 0 and one very large number (or infinity) that decide which values count.
 
-A scale that covers such a number leaves the values beside it no resolution, and no scale covers infinity. Whatever
-carries one stays float, from the node that puts it in to the one that makes small numbers of it (a Softmax, mostly; the
-MaxPool behind a Pad of -infinity).
+Whatever carries one stays float (``numerics.masks`` says why), from the node that puts it in to the one that makes
+small numbers of it (a Softmax, mostly; the MaxPool behind a Pad of -infinity).
 """
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
+from quark.numerics.masks import is_mask
 from quark.onnx.graph.surgery import constant_array, is_constant, tensor_attribute
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 from quark.onnx.qdq.slots import is_float
 
-#: A constant operand at or below this, beside which everything else is 0, is a mask and no data.
-MASK_VALUE = -1e3
-#: The same for a positive one.
-FAR_ABOVE = 1e6
 #: Operators that may put a mask into a tensor.
 _PUTS_IN = frozenset(["Add", "Concat", "Mul", "Pad", "ScatterElements", "ScatterND", "Sub", "Where"])
 #: Operators whose results are small numbers again.
@@ -53,15 +48,9 @@ def _is_mask(value: ir.Value | None) -> bool:
         producer = value.producer()
         if producer is not None and producer.op_type == "ConstantOfShape":
             filler = tensor_attribute(producer, "value")
-            return is_float(value) and filler is not None and _masks(filler.numpy())
+            return is_float(value) and filler is not None and is_mask(filler.numpy())
         if producer is None or producer.op_type not in MOVES_VALUES or not producer.inputs:
             return False
         value = producer.inputs[0]
     numbers = constant_array(value)
-    return numbers is not None and is_float(value) and 0 < numbers.size <= _SIZE_LIMIT and _masks(numbers)
-
-
-def _masks(numbers: np.ndarray) -> bool:
-    low, high = float(numbers.min()), float(numbers.max())  # bounds that half precision does not have
-    extreme = low if low <= MASK_VALUE and high <= 0 else high if high >= FAR_ABOVE and low >= 0 else None
-    return bool(np.isinf(numbers).any()) or (extreme is not None and bool(np.isin(numbers, (extreme, 0.0)).all()))
+    return numbers is not None and is_float(value) and 0 < numbers.size <= _SIZE_LIMIT and is_mask(numbers)

@@ -33,7 +33,8 @@ def point_of(model: GraphModule, row: str, places: Places, made: dict[str, str])
     """The name of the quantizer of a row of the plan, which is made where it is not there yet."""
     group, tensor = places.quantizer_of(row)
     if group not in made:
-        base = name = f"{FOLDER}.{tensor.replace('.', '_')}"
+        leaf = tensor.replace(".", "_")
+        base = name = f"{FOLDER}.{leaf}_" if hasattr(nn.Module, leaf) else f"{FOLDER}.{leaf}"  # such as ``to``
         number = 1
         while name in made.values():
             number += 1

@@ -1,19 +1,22 @@
 """Calls of convolutions, linear layers and embeddings become modules with the names they had: layers are layers again.
 
-A weight that is not a parameter (computed in the graph) leaves the call as it is: it multiplies two activations.
+A weight that is computed from parameters alone (standardized, masked, turned) is computed once, and trains as it is then.
+One that depends on inputs leaves the call as it is: it multiplies two activations.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
-from quark.torch.graph.calls import arguments, operator, tensor_of
+from quark.torch.graph.calls import arguments, computed_alone, operator, path_of, tensor_of
 
 Arguments = dict[str, Any]
 SETTINGS = ("stride", "padding", "dilation", "groups")
@@ -71,11 +74,12 @@ def lift_layers(model: GraphModule, graph: Graph) -> GraphModule:
     """A new module for ``graph`` (changed in place) with layers as modules; every tensor is a copy of ``model``'s."""
     root: dict[str, Any] = {}
     known: dict[str, str] = {}
+    constants = Constants(model, frozenset(computed_alone(graph)))
     for node in list(graph.nodes):
         if operator(node) in LAYERS:
-            lift(model, graph, node, root, known)
-    for node in list(graph.nodes):
-        if node.op == "get_attr" and not node.users:
+            lift(constants, graph, node, root, known)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and (node.op == "get_attr" or node in constants.computed):
             graph.erase_node(node)
     for node in graph.nodes:
         if node.op in ("get_attr", "call_module") and str(node.target) not in root:
@@ -91,11 +95,38 @@ def copied(model: GraphModule, node: Node) -> Any:
     return copy.deepcopy(model.get_submodule(str(node.target)) if value is None else value)
 
 
-def lift(model: GraphModule, graph: Graph, node: Node, root: dict[str, Any], known: dict[str, str]) -> None:
+@dataclass(frozen=True)
+class Constants:
+    """Tensors of a graph that depend on no input: those of the model, and what is computed from them.
+
+    Attributes:
+        model: whose parameters and buffers the graph reads.
+        computed: the operators whose results are constants.
+    """
+
+    model: GraphModule
+    computed: frozenset[Node]
+
+    def value(self, node: Any) -> torch.Tensor | None:
+        """The constant that a node stands for; None for anything else."""
+        if isinstance(node, Node) and node in self.computed:
+            with torch.no_grad():
+                made = self._result(node)
+            return made if isinstance(made, torch.Tensor) else None
+        return tensor_of(self.model, node)
+
+    def _result(self, node: Node) -> Any:
+        if node not in self.computed:
+            return tensor_of(self.model, node)
+        function: Any = node.target
+        return function(*map_arg(node.args, self._result), **map_arg(node.kwargs, self._result))
+
+
+def lift(constants: Constants, graph: Graph, node: Node, root: dict[str, Any], known: dict[str, str]) -> None:
     """One call; calls with equal weight, bias and settings share a module."""
     cls, make = LAYERS[operator(node)]
     found = arguments(node)
-    weight, bias = tensor_of(model, found["weight"]), tensor_of(model, found.get("bias"))
+    weight, bias = constants.value(found["weight"]), constants.value(found.get("bias"))
     if weight is None or (found.get("bias") is not None and bias is None):
         return
     source = "indices" if "indices" in found else "input"
@@ -107,7 +138,8 @@ def lift(model: GraphModule, graph: Graph, node: Node, root: dict[str, Any], kno
             if value is not None:
                 kept = nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
                 layer._parameters[name] = kept
-        known[key] = free_name(str(found["weight"].target), root)
+        stored = found["weight"].op == "get_attr"
+        known[key] = free_name(str(found["weight"].target) if stored else path_of(node) or "computed", root)
         root[known[key]] = layer
     with graph.inserting_after(node):
         call = graph.call_module(known[key], (found[source],))

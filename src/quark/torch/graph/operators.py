@@ -33,6 +33,7 @@ PASSES = frozenset((
     "upsample_nearest2d", "upsample_nearest1d", "upsample_nearest3d", "amax",
 ))  # fmt: skip
 JOINS = frozenset(("cat", "stack"))
+NORMALIZES = frozenset(("batch_norm", "instance_norm", "layer_norm", "rms_norm", "group_norm"))
 BEFORE_ACTIVATION = frozenset(("add", "sub", "batch_norm"))
 
 
@@ -58,8 +59,12 @@ def source(node: Node) -> Node:
 
 
 def inputs_of(node: Node) -> list[Node]:
-    """The tensors that an operator reads, in order."""
-    return list(dict.fromkeys(node.all_input_nodes))
+    """The tensors that an operator reads, in order; of a normalization what it normalizes.
+
+    Variances and factors per channel have other sizes than values: 8 bits for all of them would make zeros of some.
+    """
+    found = list(dict.fromkeys(node.all_input_nodes))
+    return found[:1] if operator(node) in NORMALIZES else found
 
 
 def end_of(node: Node, is_layer: bool) -> Node:

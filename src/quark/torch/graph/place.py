@@ -22,6 +22,7 @@ from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Tensor
 from quark.torch.config.model import QConfig
 from quark.torch.graph.calls import is_real, operator, path_of
+from quark.torch.graph.floats import Floats, float_nodes
 from quark.torch.graph.operators import JOINS, end_of, inputs_of, inside, is_operator, source
 from quark.torch.layers import LayerKind
 from quark.torch.matching import (
@@ -106,13 +107,14 @@ def place(model: GraphModule, config: QConfig) -> Places:
     """
     names = tensor_names(model)
     layers = {name: layer for layer in find_candidates(model) for name in layer.names}
-    units = list(find_units(model, config, layers, names))
+    floats = float_nodes(model)
+    units = list(find_units(model, config, layers, names, floats.nodes))
     candidates = [*dict.fromkeys(unit.candidate for unit in units), *unused(layers, units)]
     check_patterns(model, config, candidates)
     plan = Plan()
     for unit in units:
         put_constants(plan, unit)
-    spots = activations(plan, units, names)
+    spots = activations(plan, units, names, floats)
     if not plan.tensors:
         raise ModelError(f"nothing to quantize in the graph of {len(candidates)} layers and operators")
     for layer in candidates:
@@ -132,10 +134,10 @@ def put_constants(plan: Plan, unit: Pattern) -> None:
             plan.put(row)
 
 
-def activations(plan: Plan, units: list[Pattern], names: Mapping[Node, str]) -> dict[str, Spot]:
+def activations(plan: Plan, units: list[Pattern], names: Mapping[Node, str], floats: Floats) -> dict[str, Spot]:
     """Write the rows of the activations into the plan; where each is."""
-    written, spots = written_by(units), {}
-    read = tuple(reads(units, written))
+    written, spots = written_by(units, floats), {}
+    read = tuple(reads(units, written, floats))
     first = {key: group[0] for group in joined(units, written, read) for key in group}
     found: dict[Key, list[Node]] = {key: [] for key in written.items()}
     for tensor, reader, stages in read:
@@ -159,9 +161,13 @@ def activations(plan: Plan, units: list[Pattern], names: Mapping[Node, str]) -> 
 
 
 def find_units(
-    model: GraphModule, config: QConfig, layers: Mapping[str, Candidate], names: Mapping[Node, str]
+    model: GraphModule,
+    config: QConfig,
+    layers: Mapping[str, Candidate],
+    names: Mapping[Node, str],
+    floats: Mapping[Node, str],
 ) -> Iterator[Pattern]:
-    """The patterns of a graph, in order."""
+    """The patterns of a graph, in order; nothing runs in those that stay float, whatever the configuration says."""
     taken: set[Node] = set()
     for node in model.graph.nodes:
         layer = layers.get(str(node.target)) if node.op == "call_module" else None
@@ -170,7 +176,8 @@ def find_units(
         end = end_of(node, layer is not None)
         taken |= inside(node, end)
         candidate = layer or Candidate((names[node],), nn.Module(), OPERATOR)
-        yield Pattern(node, end, candidate, *given_to(candidate, config))
+        found = ({}, floats[node]) if node in floats else given_to(candidate, config)
+        yield Pattern(node, end, candidate, *found)
 
 
 def given_to(candidate: Candidate, config: QConfig) -> tuple[Mapping[str, Stages], str]:
@@ -191,18 +198,19 @@ def unused(layers: Mapping[str, Candidate], units: list[Pattern]) -> list[Candid
     return [layer for layer in dict.fromkeys(layers.values()) if layer not in called]
 
 
-def written_by(units: list[Pattern]) -> dict[Node, Stages]:
+def written_by(units: list[Pattern], floats: Floats) -> dict[Node, Stages]:
     """The outputs that are quantized for all readers."""
     found = ((unit, unit.stages.get("output_tensors", ())) for unit in units if is_real(unit.end))
-    return {unit.end: stages for unit, stages in found if stages}
+    return {unit.end: stages for unit, stages in found if stages and unit.end not in floats.nodes}
 
 
-def reads(units: list[Pattern], written: Mapping[Node, Stages]) -> Iterator[Read]:
+def reads(units: list[Pattern], written: Mapping[Node, Stages], floats: Floats) -> Iterator[Read]:
     """The inputs that are quantized for one reader, because nobody did before."""
     for unit in units:
         stages = unit.stages.get("input_tensors", ())
         for tensor in inputs_of(unit.start) if stages else ():
-            if is_real(tensor) and source(tensor) not in written:
+            plain = tensor in floats.tensors or (unit.start, tensor) in floats.divisors
+            if is_real(tensor) and source(tensor) not in written and not plain:
                 yield tensor, unit.start, stages
 
 

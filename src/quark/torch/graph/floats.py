@@ -1,0 +1,122 @@
+"""What stays float in a graph though the table knows its operator, and the tensors that operators read as they are.
+
+computed alone     what depends on no input of the model, such as positions. Who reads it beside data may quantize it as
+                   an input; weights of layers are lifted before
+divisors           what makes a divisor (variance, norm, temperatures of a position): a small one rounded to 0 divides
+                   to infinity
+masks              what carries a mask, from the node that puts it in to the one that makes small numbers of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from quark.numerics.masks import FAR_ABOVE, MASK_VALUE, is_mask
+from quark.torch.graph.calls import computed_alone, is_real, operator, tensor_of
+from quark.torch.graph.operators import PASSES, source
+
+ALONE = "it is computed from no input of the model"
+DIVIDES = "it makes a divisor, which may not be rounded to 0"
+MASKED = "it carries a mask, whose large numbers leave the values beside them no resolution"
+#: Operator -> the argument that it divides by, or of which it takes the logarithm.
+_DIVISORS = {"div": 1, "reciprocal": 0, "rsqrt": 0, "log": 0, "log2": 0, "log10": 0}
+#: Operators between a tensor and a divisor made from it: the statistics of a normalization.
+_MAKES_DIVISORS = frozenset((
+    "abs", "add", "amax", "cat", "clamp", "clamp_max", "clamp_min", "exp", "linalg_vector_norm", "maximum", "mean",
+    "mul", "norm", "pow", "sqrt", "square", "sum", "var",
+))  # fmt: skip
+#: Operators that may put a mask into a tensor, with the scalars that they are given.
+_PUTS_IN = frozenset((
+    "add", "cat", "constant_pad_nd", "full", "full_like", "masked_fill", "mul", "pad", "scalar_tensor", "scatter",
+    "stack", "sub", "where",
+))  # fmt: skip
+#: Operators whose results are small numbers again.
+_ENDS = frozenset(("exp", "hardsigmoid", "scaled_dot_product_attention", "sigmoid", "softmax", "tanh"))
+_SIZE_LIMIT = 1 << 24
+
+
+@dataclass(frozen=True)
+class Floats:
+    """The decisions of this file.
+
+    Attributes:
+        nodes: what is not quantized, and why.
+        tensors: values that nobody quantizes.
+        divisors: (operator, tensor) that it divides by.
+    """
+
+    nodes: Mapping[Node, str]
+    tensors: frozenset[Node]
+    divisors: frozenset[tuple[Node, Node]]
+
+
+def float_nodes(model: GraphModule) -> Floats:
+    """What of a lifted graph stays float."""
+    divisors = frozenset(_divisors(model))
+    carriers, readers = _masked(model)
+    nodes = dict.fromkeys(readers, MASKED) | dict.fromkeys(_making({made for _, made in divisors}), DIVIDES)
+    return Floats({**nodes, **dict.fromkeys(computed_alone(model.graph), ALONE)}, frozenset(carriers), divisors)
+
+
+def _divisors(model: GraphModule) -> Iterator[tuple[Node, Node]]:
+    for node in model.graph.nodes:
+        position = _DIVISORS.get(operator(node).rstrip("_"), len(node.args))
+        divisor = node.args[position] if position < len(node.args) else None
+        if isinstance(divisor, Node) and is_real(divisor):
+            yield node, divisor
+
+
+def _making(divisors: set[Node]) -> set[Node]:
+    """The nodes that make these and have no other purpose."""
+    found, pending = set[Node](), list(divisors)
+    while pending:
+        node = pending.pop()
+        name = operator(node)
+        product = name == "mul" and len(set(node.all_input_nodes)) == 2
+        if node not in found and (name in PASSES or name in _MAKES_DIVISORS) and not product:
+            found.add(node)
+            pending += node.all_input_nodes
+    return found
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+def _masked(model: GraphModule) -> tuple[set[Node], set[Node]]:
+    """The tensors that carry a mask, and the operators that put one in or read what carries one."""
+    carriers, readers = set[Node](), set[Node]()
+    for node in model.graph.nodes:
+        if _puts_mask(model, node) or carriers.intersection(node.all_input_nodes):
+            ends = operator(node) in _ENDS or node.op != "call_function"
+            if is_real(node) and not ends:
+                carriers.add(node)
+                readers.add(node)
+    return carriers, readers
+
+
+def _puts_mask(model: GraphModule, node: Node) -> bool:
+    if operator(node) not in _PUTS_IN or not is_real(node):
+        return operator(node) == "scalar_tensor" and any(map(_is_far, node.args))
+    return any(_is_far(one) or _is_constant_mask(model, one) for one in _operands(node))
+
+
+def _operands(node: Node) -> Iterator[Any]:
+    """What is given to a node, the members of lists too."""
+    for one in (*node.args, *node.kwargs.values()):
+        yield from one if isinstance(one, list | tuple) else (one,)
+
+
+def _is_far(value: Any) -> bool:
+    return isinstance(value, float) and not (MASK_VALUE < value < FAR_ABOVE)
+
+
+def _is_constant_mask(model: GraphModule, value: Any) -> bool:
+    tensor = tensor_of(model, source(value)) if isinstance(value, Node) else None
+    if tensor is None or not tensor.is_floating_point() or not 0 < tensor.numel() <= _SIZE_LIMIT:
+        return False
+    return is_mask(tensor.detach().to("cpu", torch.float64).numpy())
