@@ -1,6 +1,6 @@
 """Calls of convolutions, linear layers and embeddings become modules with the names they had: layers are layers again.
 
-A weight that is computed from parameters alone (standardized, masked, turned) is computed once, and trains as it is then.
+A weight that is computed from parameters alone (standardized, masked) is computed once, and trains as it is then.
 One that depends on inputs leaves the call as it is: it multiplies two activations.
 """
 
