@@ -74,12 +74,12 @@ def lift_layers(model: GraphModule, graph: Graph) -> GraphModule:
     """A new module for ``graph`` (changed in place) with layers as modules; every tensor is a copy of ``model``'s."""
     root: dict[str, Any] = {}
     known: dict[str, str] = {}
-    constants = Constants(model, frozenset(computed_alone(graph)))
+    fixed = FixedTensors(model, frozenset(computed_alone(graph)))
     for node in list(graph.nodes):
         if operator(node) in LAYERS:
-            lift(constants, graph, node, root, known)
+            lift(fixed, graph, node, root, known)
     for node in reversed(list(graph.nodes)):
-        if not node.users and (node.op == "get_attr" or node in constants.computed):
+        if not node.users and (node.op == "get_attr" or node in fixed.computed):
             graph.erase_node(node)
     for node in graph.nodes:
         if node.op in ("get_attr", "call_module") and str(node.target) not in root:
@@ -96,12 +96,12 @@ def copied(model: GraphModule, node: Node) -> Any:
 
 
 @dataclass(frozen=True)
-class Constants:
+class FixedTensors:
     """Tensors of a graph that depend on no input: those of the model, and what is computed from them.
 
     Attributes:
         model: whose parameters and buffers the graph reads.
-        computed: the operators whose results are constants.
+        computed: the operators whose results are fixed.
     """
 
     model: GraphModule
@@ -122,11 +122,11 @@ class Constants:
         return function(*map_arg(node.args, self._result), **map_arg(node.kwargs, self._result))
 
 
-def lift(constants: Constants, graph: Graph, node: Node, root: dict[str, Any], known: dict[str, str]) -> None:
+def lift(fixed: FixedTensors, graph: Graph, node: Node, root: dict[str, Any], known: dict[str, str]) -> None:
     """One call; calls with equal weight, bias and settings share a module."""
     cls, make = LAYERS[operator(node)]
     found = arguments(node)
-    weight, bias = constants.value(found["weight"]), constants.value(found.get("bias"))
+    weight, bias = fixed.value(found["weight"]), fixed.value(found.get("bias"))
     if weight is None or (found.get("bias") is not None and bias is None):
         return
     source = "indices" if "indices" in found else "input"
