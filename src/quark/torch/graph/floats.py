@@ -41,7 +41,7 @@ _SIZE_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True)
-class Floats:
+class LeftFloat:
     """The decisions of this file.
 
     Attributes:
@@ -55,12 +55,12 @@ class Floats:
     divisors: frozenset[tuple[Node, Node]]
 
 
-def float_nodes(model: GraphModule) -> Floats:
+def float_nodes(model: GraphModule) -> LeftFloat:
     """What of a lifted graph stays float."""
     divisors = frozenset(_divisors(model))
     carriers, readers = _masked(model)
     nodes = dict.fromkeys(readers, MASKED) | dict.fromkeys(_making({made for _, made in divisors}), DIVIDES)
-    return Floats({**nodes, **dict.fromkeys(computed_alone(model.graph), ALONE)}, frozenset(carriers), divisors)
+    return LeftFloat({**nodes, **dict.fromkeys(computed_alone(model.graph), ALONE)}, frozenset(carriers), divisors)
 
 
 def _divisors(model: GraphModule) -> Iterator[tuple[Node, Node]]:

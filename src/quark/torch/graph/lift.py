@@ -112,7 +112,7 @@ class FixedTensors:
         if isinstance(node, Node) and node in self.computed:
             with torch.no_grad():
                 made = self._result(node)
-            return made if isinstance(made, torch.Tensor) else None
+            return made.requires_grad_() if isinstance(made, torch.Tensor) and made.is_floating_point() else None
         return tensor_of(self.model, node)
 
     def _result(self, node: Node) -> Any:

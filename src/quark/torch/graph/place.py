@@ -22,7 +22,7 @@ from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Tensor
 from quark.torch.config.model import QConfig
 from quark.torch.graph.calls import is_real, operator, path_of
-from quark.torch.graph.floats import Floats, float_nodes
+from quark.torch.graph.floats import LeftFloat, float_nodes
 from quark.torch.graph.operators import JOINS, end_of, inputs_of, inside, is_operator, source
 from quark.torch.layers import LayerKind
 from quark.torch.matching import (
@@ -134,7 +134,7 @@ def put_constants(plan: Plan, unit: Pattern) -> None:
             plan.put(row)
 
 
-def activations(plan: Plan, units: list[Pattern], names: Mapping[Node, str], floats: Floats) -> dict[str, Spot]:
+def activations(plan: Plan, units: list[Pattern], names: Mapping[Node, str], floats: LeftFloat) -> dict[str, Spot]:
     """Write the rows of the activations into the plan; where each is."""
     written, spots = written_by(units, floats), {}
     read = tuple(reads(units, written, floats))
@@ -198,13 +198,13 @@ def unused(layers: Mapping[str, Candidate], units: list[Pattern]) -> list[Candid
     return [layer for layer in dict.fromkeys(layers.values()) if layer not in called]
 
 
-def written_by(units: list[Pattern], floats: Floats) -> dict[Node, Stages]:
+def written_by(units: list[Pattern], floats: LeftFloat) -> dict[Node, Stages]:
     """The outputs that are quantized for all readers."""
     found = ((unit, unit.stages.get("output_tensors", ())) for unit in units if is_real(unit.end))
     return {unit.end: stages for unit, stages in found if stages and unit.end not in floats.nodes}
 
 
-def reads(units: list[Pattern], written: Mapping[Node, Stages], floats: Floats) -> Iterator[Read]:
+def reads(units: list[Pattern], written: Mapping[Node, Stages], floats: LeftFloat) -> Iterator[Read]:
     """The inputs that are quantized for one reader, because nobody did before."""
     for unit in units:
         stages = unit.stages.get("input_tensors", ())
