@@ -307,7 +307,7 @@ def fails(path):
     return {}["nothing"]
 """
 ENDS = {
-    "solved": ((), 0, ("result    solved: XINT8", "next      quark onnx compare ")),
+    "solved": ((), 0, ("result    solved: XINT8, of 1 trial\n", "next      quark onnx compare ")),
     "late": (("--metric", "zero"), 3, ("100 % lost, 1 % may be", "result    not solved", "--minutes 10 --overwrite")),
     "near": (("--metric", "near", "--minutes", "0.3"), 3, ("5 % lost", "result    not solved", "--drop 5% ")),
     "nan": (("--metric", "nan"), 1, ("the metric of the float model is nan", "docs/")),

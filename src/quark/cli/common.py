@@ -60,13 +60,21 @@ FailSlower = Annotated[
 LedgerPath = Annotated[
     Path | None,
     Writes("state"),
-    typer.Option("--ledger", help="A .json file for finished layers; the same command continues from it."),
+    typer.Option("--ledger", help="A .json file for finished trials; the same command continues from it."),
 ]
 ReportPath = Annotated[
     Path | None,
     Writes(folder=True),
     typer.Option(
         "--report", help="Also write an HTML page: the layers that cause the loss, their values, weights and reasons."
+    ),
+]
+TrialReport = Annotated[
+    Path | None,
+    Writes(folder=True),
+    typer.Option(
+        "--report",
+        help="Also write an HTML page: the accuracy of all trials by size and latency, why the others lost.",
     ),
 ]
 ChartReport = Annotated[

@@ -254,7 +254,7 @@ def _next(request: Auto, found: Outcome) -> tuple[str, ...]:
 def _why(found: Outcome) -> str:
     """The winner in words, and what its recipes mend."""
     mended = f"; mends: {'; '.join(found.winner.causes)}" if found.winner.causes else ""
-    return f"{found.winner.name}, of {len(found.trials)} trials{mended}"
+    return f"{found.winner.name}, of {found.count}{mended}"
 
 
 def _plots(request: Auto, found: Outcome) -> Iterator[Scatter]:

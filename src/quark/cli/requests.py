@@ -26,6 +26,7 @@ from quark.cli.common import (
     Purpose,
     ReportPath,
     Threads,
+    TrialReport,
     TuneSpeed,
     Wanted,
     chosen_preset,
@@ -249,7 +250,7 @@ class Auto:
     ledger: LedgerPath = None
     workers: Workers = 1
     backend: Backend = None
-    report: ReportPath = None
+    report: TrialReport = None
     overwrite: Overwrite = False
     json: Json = False
     source: SampleSource = field(default_factory=SampleSource)

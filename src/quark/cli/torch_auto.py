@@ -188,9 +188,8 @@ def _row(trial: Trial, won: bool) -> tuple[str, ...]:
 def _verdict(request: Auto, found: Outcome, facts: Facts) -> Verdict:
     winner, target = found.winner, found.target
     word = "solved" if found.solved else "not solved"
-    tried = f"{len(found.trials)} trials"
-    why = f"{winner.name} for {request.goal} ({found.format}), the smallest of {tried} within {target}"
-    miss = f"nothing reaches {target}; {winner.name} comes nearest of {tried}"
+    why = f"{winner.name} for {request.goal} ({found.format}), the smallest of {found.count} within {target}"
+    miss = f"nothing reaches {target}; {winner.name} comes nearest of {found.count}"
     lines = [Line("chosen by", target.metric, f"{winner.value:.6g} (float {found.float_value:.6g})")]
     if found.reported is not None:
         after, before = found.reported

@@ -86,3 +86,8 @@ class Outcome(Generic[Tried]):
     confirmed: bool = True
     notes: list[str] = field(default_factory=list)
     untried: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def count(self) -> str:
+        """How many trials there were, in words."""
+        return f"{len(self.trials)} trial{'' if len(self.trials) == 1 else 's'}"
