@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from tests.onnx_flow import models
+from tests.onnx_flow import fused_models, models
 from tests.onnx_flow.test_passes import ZOO
 
 from quark.onnx import Config, ModelQuantizer, get_default_config
@@ -40,3 +40,28 @@ def test_the_graph_in_memory_counts_as_the_file_does(name: str, preset: str, tmp
         assert result.coverage == found
         assert result.counted in (found, None)
     assert result.counted is not None
+
+
+def test_attention_operators_are_counted() -> None:
+    """By hand: 2 sequences of 5 places of 8 numbers, projections of 24, scores and sums over 5 places."""
+    model, length = fused_models.transformer(), 5
+    counted = {one.name: one.macs for one in coverage(model, models.feeds(model)).layers}
+    scores = 2 * (2 * length * 8) * length
+    assert counted["y"] == counted["z"] == counted["t"] == scores + 2 * length * 8 * 24
+    assert counted["v"] == scores // 2 + 2 * length * 8 * 20  # values of half the width
+
+
+@pytest.mark.parametrize(
+    ("node", "past"),
+    [
+        ("y = com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, k)", 0),
+        ("y = com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, k, , , , p, p)", 4),
+        ("y = Attention <q_num_heads = 2, kv_num_heads = 2> (q, k, k)", 0),
+        ("y, u, w = Attention <q_num_heads = 2, kv_num_heads = 2> (q, k, k, , p, p)", 4),
+    ],
+)
+def test_the_keys_of_attention_count_with_their_past(node: str, past: int) -> None:
+    graph = f"attention (float[1, 3, 8] q, float[1, 7, 8] k, float[1, 2, 4, 4] p) => (float[1, 3, 8] y) {{ {node} }}"
+    model = models.model(graph, {}, 23, ir_version=11, domains={"com.microsoft": 1})
+    (found,) = coverage(model, models.feeds(model)).layers
+    assert found.macs == 2 * (3 * 8) * (7 + past) and not found.integer

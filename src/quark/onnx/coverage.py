@@ -5,7 +5,8 @@
               operators (QLinearConv, MatMulInteger, …) count as what they are.
 
 Counted is what the graph says; a runtime without such a kernel computes in float all the same. Bodies of If and Loop
-count once. Not counted: Einsum, attention operators, and everything that is not a sum of products.
+count once; attention operators as if nothing were masked, their two products as wide as the result. Not counted:
+Einsum, and everything that is not a sum of products.
 """
 
 from __future__ import annotations
@@ -233,6 +234,26 @@ def _n_bits(node: ir.Node, sizes: Sizes) -> int:
     return prod(sizes.of(node.inputs[0])[:-1]) * int_attribute(node, "K", 1) * int_attribute(node, "N", 1)
 
 
+def _attention(past: int, weight: int | None = None) -> Callable[[ir.Node, Sizes], int]:
+    """Scores and their sums of values, over the keys that are given and those at ``past``; with projections or not."""
+
+    def macs(node: ir.Node, sizes: Sizes) -> int:
+        query, out = sizes.of(node.inputs[0]), sizes.of(node.outputs[0])
+        separate = weight is None and input_at(node, 1) is not None
+        keys = sizes.of(node.inputs[1]) if separate else query
+        before = sizes.of(input_at(node, past))[-2:-1]
+        length = sum((*keys[-2:-1], *before))
+        projected = 0 if weight is None else prod(query[:-1]) * prod(sizes.of(node.inputs[weight]))
+        return 2 * prod(out) * length + projected
+
+    return macs
+
+
+def _standard_or_packed(node: ir.Node, sizes: Sizes) -> int:
+    """ONNX's own attention, or ONNX Runtime's, which holds the projections."""
+    return (_attention(past=4, weight=1) if node.domain else _attention(past=4))(node, sizes)
+
+
 def _reads_codes(node: ir.Node, positions: tuple[int, ...]) -> bool:
     return all(_is_code(input_at(node, position)) for position in positions)
 
@@ -288,6 +309,9 @@ LAYERS: dict[str, Kind] = {
     "FusedConv": Kind(_convolution(1), _never),
     "FusedMatMul": Kind(_product(0, 1), _never),
     "FusedGemm": Kind(_product(0, 1), _never),
+    "Attention": Kind(_standard_or_packed, _never),
+    "MultiHeadAttention": Kind(_attention(past=6), _never),
+    "GroupQueryAttention": Kind(_attention(past=3), _never),
     "LSTM": Kind(_recurrent, _never),
     "GRU": Kind(_recurrent, _never),
     "RNN": Kind(_recurrent, _never),
