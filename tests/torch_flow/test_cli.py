@@ -185,6 +185,27 @@ def test_files_with_samples_are_those_of_memory(folder: Path, tmp_path: Path, ca
         torch.testing.assert_close(state[name].float(), value.float(), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("scheme", ["fp8", "nvfp4"])
+def test_files_leave_float_what_no_sample_reaches(scheme: str, tmp_path: Path, capsys: Capture) -> None:
+    """A text does not reach the tower of pictures, which has most of the layers; the file says so, and is read."""
+    from tests.consumers import tiny
+
+    model = tiny.made("qwen2_vl", dict(tiny.model_types())["qwen2_vl"], {})
+    model.save_pretrained(tmp_path / "model")
+    np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(3, 100, (2, 24)))
+    given = ["--data", tmp_path / "ids.npy", "--seq-len", 24, "--scheme", scheme]
+    given += ["--exclude-only", "*lm_head", "--exclude", "*patch_embed*"]
+    assert typed("quantize", tmp_path / "model", "-o", tmp_path / "memory", *given, "--no-check") == 0
+    assert typed("quantize-files", tmp_path / "model", "-o", tmp_path / "files", *given) == 0
+    assert "no sample reached" in " ".join(capsys.readouterr().err.split()).lower()
+    one, other = (import_model_from_safetensors(None, tmp_path / name) for name in ("memory", "files"))
+    state = other.state_dict()
+    assert set(state) == set(one.state_dict())
+    assert any("visual" in name and "weight_scale" in name for name in read_checkpoint(tmp_path / "files").names)
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(state[name].float(), value.float(), rtol=1e-5, atol=0)
+
+
 def test_files_take_algorithms(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     options = ["--scheme", "int4_wo_32", "-a", "gptq", "--data", folder / "lines.jsonl", "--seq-len", 16, "--json"]
     for name, more in (("tuned", options), ("nearest", [*options[:2], "--json"])):

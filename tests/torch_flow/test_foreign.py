@@ -167,3 +167,23 @@ def test_a_quantized_cache_does_not_keep_a_folder_from_being_decoded(tmp_path: P
     dequantize_checkpoint(tmp_path / "m", tmp_path / "float")
     found = load_file(tmp_path / "float" / "model.safetensors")
     assert found.keys() == llama(**SIZES).state_dict().keys()
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "bert", "electra", "llava", "clip", "mixtral"])
+def test_what_is_read_and_written_again_has_the_names_of_the_file(kind: str, tmp_path: Path) -> None:
+    """transformers knows more renames than a file needs: of old names (gamma), and of prefixes that a file lacks."""
+    from tests.consumers import tiny
+
+    from quark.torch import ModelQuantizer
+
+    model = tiny.made(kind, dict(tiny.model_types())[kind], {})
+    model.save_pretrained(tmp_path / "float")
+    model = type(model).from_pretrained(tmp_path / "float", dtype=torch.float32)
+    config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel")
+    export_as(ModelQuantizer(config).quantize_model(model), tmp_path / "a", "quark", tmp_path / "float")
+    convert(tmp_path / "a", tmp_path / "b", "quark")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    assert set(before) == set(after)
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    written = set(load_file(tmp_path / "float" / "model.safetensors"))
+    assert written <= set(before)

@@ -123,7 +123,7 @@ def config_of(model: nn.Module) -> QConfig:
     overrides = {
         name: left for name, layer in quantized_layers(model) if (left := without_unreached(name, layer, config))
     }
-    return replace(config, layer_quant_config={**overrides, **config.layer_quant_config}) if overrides else config
+    return replace(config, layer_quant_config={**config.layer_quant_config, **overrides}) if overrides else config
 
 
 def without_unreached(name: str, layer: QuantLayer, config: QConfig) -> QLayerConfig | None:

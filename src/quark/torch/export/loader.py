@@ -52,11 +52,9 @@ class ByLayer(WeightRenaming):
         for mode in BACK:
             key = quark_name(key, mode)
         owner, _, own = key.rpartition(".")
-        if owner in self.layers:
-            return f"{self.layers[owner]}.{own}", None
-        for step in self.steps:
+        for step in self.steps:  # for layers too: steps remember that they were used
             source_key, _ = step.rename_source_key(source_key)
-        return source_key, None
+        return (f"{self.layers[owner]}.{own}" if owner in self.layers else source_key), None
 
 
 class IfKnown(WeightConverter):
@@ -92,7 +90,7 @@ class QuarkLoader(QuarkHfQuantizer):
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """The model's conversions, and ours before them."""
-        model.__dict__["_quark_conversions"] = [copy.copy(step) for step in weight_conversions]
+        model.__dict__["_quark_conversions"] = [(copy.copy(step), step) for step in weight_conversions]
         base = model.base_model_prefix
         names = model.state_dict()
         longer, shorter = (f"{base}.{name}" for name in names), (name.removeprefix(f"{base}.") for name in names)
@@ -104,7 +102,8 @@ class QuarkLoader(QuarkHfQuantizer):
         return [ByLayer(layers, renames, base), *scales, *converters]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        model._weight_conversions = model.__dict__.pop("_quark_conversions")
+        steps = model.__dict__.pop("_quark_conversions")  # renames that no file needed would be undone in those written
+        model._weight_conversions = [kept for kept, used in steps if hasattr(used, "operations") or used.was_used()]
         check_loaded(model)
         return mark_loaded(model)
 

@@ -65,7 +65,7 @@ from quark.torch.files.changed import Changes, changed_model, homes
 from quark.torch.files.decision import CheckpointDecision, decide, quantizer_of
 from quark.torch.files.prequantized import as_float
 from quark.torch.files.skeleton import Skeleton, StoredSource
-from quark.torch.files.static import activation_parameters, needs_samples
+from quark.torch.files.static import activation_parameters, needs_samples, without_unreached
 from quark.torch.files.target import begin, finish, held
 from quark.torch.files.tuned import set_scales, tuned_weights
 from quark.torch.files.verified import Expected, expected, reading
@@ -344,14 +344,17 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
     tensors = decision.tensors
     warn_of_stacked(tensors)
     tell_layouts(found)
-    told = replace(config, exclude=list(found.excluded))
     layers = {name.removesuffix(".weight") for name in decision.weights if name.endswith(".weight")}
-    entry = described(told, JsonExporterConfig(pack_method=how.pack_method), skeleton.model, skeleton.names, layers)
+
+    def entry_of(config: QConfig) -> dict[str, Any]:
+        stored, told = JsonExporterConfig(pack_method=how.pack_method), replace(config, exclude=list(found.excluded))
+        return described(told, stored, skeleton.model, skeleton.names, layers)
+
     for_vllm = how.program == "vllm" and bool(config.kv_cache_quant_config)
     asked = {"program": how.program if for_vllm else None, "dtype": checkpoint.dtype, "max_shard_size": size}
     told_too = {key: value for key, value in asked.items() if value is not None}
     made = is_detour(goal) or not goal.exists()
-    journal = begin(goal, identity_of(checkpoint, {**entry, **told_too}, how.device, samples))
+    journal = begin(goal, identity_of(checkpoint, {**entry_of(config), **told_too}, how.device, samples))
     with held(goal, journal, made):
         over = RunInFiles(checkpoint, config, plan, journal, samples or ())
         scales = static_scales(over) if static else {}
@@ -368,6 +371,7 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
             warn_of_fixed([quantizer_of(plan, name) for name in names])
         jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton, for_vllm) for job in jobs]
         records = run([replace(job, grids=grids, found=[]) for job in jobs], how.workers, journal)
+        entry = entry_of(without_unreached(config, found, scales) if static else config)
         beside = {"quantization_config": entry, **({"tie_word_embeddings": False} if changes.untied else {})}
         finish(goal, checkpoint, {job.file: job.items() for job in jobs}, beside, how.describe)
         journal.remove()

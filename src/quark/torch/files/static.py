@@ -8,7 +8,7 @@ item of the dataloader: large batches read less. Not handled: architectures that
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -19,10 +19,12 @@ from quark.errors import DataError
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.attention import Targets, find_targets
 from quark.torch.calibration import calibrate
+from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.export.state import activations_item, attention_items
+from quark.torch.export.stored import PREFIXES
 from quark.torch.files.block_files import RunInFiles, drop, load, opened_model
 from quark.torch.kv_cache import settle_scales
-from quark.torch.matching import ACTIVATIONS, Match, Matches, is_static
+from quark.torch.matching import ACTIVATIONS, Match, Matches, choose, is_static
 from quark.torch.prepare import prepare, restore
 from quark.torch.quantized_layer import QuantLayer
 from quark.torch.shared_scales import share_expert_inputs
@@ -82,6 +84,20 @@ def parameters_of(item: Match) -> dict[str, torch.Tensor]:
         raise TypeError(f"{item.layer.name!r} has lost its quantizers")
     made = activations_item(item.layer.name, layer)
     return {} if made is None else dict(made.make())
+
+
+def without_unreached(config: QConfig, found: Matches, scales: Collection[str]) -> QConfig:
+    """The configuration with the static activations that have no scale, since no sample reached them, left float."""
+    left: dict[str, QLayerConfig] = {}
+    known = {scale.rpartition("_scale")[0] for scale in scales}
+    for item in found.quantized:
+        name = item.layer.name
+        calibrated = (slot for slot in ACTIVATIONS if any(stage.calibrated for stage in item.stages[slot]))
+        slots = [slot for slot in calibrated if f"{name}.{PREFIXES[slot]}" not in known]
+        own, _ = choose(item.layer, config)
+        if slots and own is not None:
+            left[name] = replace(own, **dict.fromkeys(slots))
+    return replace(config, layer_quant_config={**config.layer_quant_config, **left})
 
 
 def needs_samples(found: Matches, attention: Targets, samples: Iterable[Any] | None) -> bool:
