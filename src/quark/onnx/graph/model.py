@@ -23,6 +23,7 @@ from quark.files.ours import MARK, NAME
 from quark.files.outputs import Input, Output, draft_of
 from quark.onnx.graph import wire
 from quark.onnx.graph.admission import REPAIRS, check_proto, refusal
+from quark.onnx.graph.other_formats import other_format
 from quark.onnx.graph.surgery import all_nodes, in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
 from quark.onnx.graph.weightless import swapped
 from quark.reading import reason_of, regular_file
@@ -168,7 +169,12 @@ def _read(path: Path) -> tuple[onnx.ModelProto, wire.Weights | None]:
     except OSError as error:
         raise ModelError(f"the model file {str(path)!r} cannot be read: {error.strerror}") from error
     except (DecodeError, ValueError, MemoryError) as error:
-        raise ModelError(f"{str(path)!r} is not an ONNX model or is damaged: {reason_of(error)}") from error
+        known = other_format(path)
+        raise ModelError(
+            f"{str(path)!r} is not an ONNX model or is damaged: {reason_of(error)}"
+            if known is None
+            else f"{str(path)!r} {known}"
+        ) from error
 
 
 def _from_proto(
