@@ -168,6 +168,6 @@ def test_weights_that_lie_the_other_way_are_refused(mode: str, scheme: str, tmp_
     config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, n_inner=64, vocab_size=64, n_positions=64)
     model = transformers.GPT2LMHeadModel(config).eval()
     model = quantized(model, LLMTemplate.for_model(model).get_config(scheme))
-    with pytest.raises(ConfigError, match="c_attn' is a Conv1D, and only linear layers are packed so"):
+    with pytest.raises(ConfigError, match="c_attn' is a Conv1D, and only linear layers are stored so"):
         export_safetensors(model, tmp_path / "m", custom_mode=mode)
     assert not (tmp_path / "m").exists()

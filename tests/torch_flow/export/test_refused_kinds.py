@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from quark.cli import main
 from quark.errors import ConfigError, ModelError
 from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Tensor
@@ -61,3 +64,39 @@ def test_caches_across_encoder_and_decoder_have_no_place_in_one_format(format: s
     config = QConfig(QLayerConfig(), kv_cache_quant_config={"*k_proj": cache})
     with pytest.raises(ConfigError, match="encoder and decoder") if refused else nullcontext():
         vllm_reads.check_cache_scales(model, config, format)
+
+
+@pytest.mark.parametrize("command", ["quantize", "quantize-files"])
+@pytest.mark.parametrize(
+    ("scheme", "format", "said"),
+    [
+        ("int4_wo_32", "compressed-tensors", "c_attn': it is a Conv1D"),
+        ("int4_wo_32", "awq", "c_attn': it is a Conv1D"),
+        ("uint4_wo_32", "gptq", "c_attn': it is a Conv1D"),
+        ("nvfp4", "modelopt", "c_attn': it is a Conv1D"),
+        ("mxfp8", "modelopt", "c_attn': it is a Conv1D"),
+        ("fp8_block", "fp8", "c_attn': it is a Conv1D"),
+        ("int4_wo_32", "awq", "narrow.weight' has 4 outputs of 4 bits"),
+        ("uint4_wo_32", "gptq", "narrow.weight' has 4 outputs of 4 bits"),
+    ],
+)
+def test_layers_that_a_format_does_not_hold_are_refused_before_any_work(
+    scheme: str, format: str, said: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("compressed_tensors")
+    if "Conv1D" in said:
+        sizes = {"n_embd": 128, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 32}
+        model, narrow = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)), "*nothing*"
+    else:
+        sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+        model, narrow = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=4)), "lm_head"
+        said = said.replace("narrow", narrow)
+    model.save_pretrained(tmp_path / "model")
+    np.save(tmp_path / "ids.npy", np.ones((2, 8), np.int64))
+    before = sorted(tmp_path.rglob("*"))
+    words = ["torch", command, str(tmp_path / "model"), "-o", str(tmp_path / "out"), "-s", scheme, "--format", format]
+    only = ["--exclude-only", "*down_proj" if narrow == "lm_head" else "lm_head"]
+    assert main([*words, *only, "--data", str(tmp_path / "ids.npy"), "--seq-len", "8"]) == 1
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert sorted(tmp_path.rglob("*")) == before

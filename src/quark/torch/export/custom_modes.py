@@ -135,25 +135,33 @@ def custom_items(
     """
     if mode == stacked_blocks.MODE:
         return stacked_blocks.stacked_items(model, items, layouts)
-    if mode == "awq" or mode in gptq.VERSIONS:
+    if not has_one_scale(config):
         check_linear(model, mode)
     if mode in gptq.VERSIONS:
         return [gptq_item(item, layouts, mode) for item in items]
+    if mode == "awq":
+        for name, layout in layouts.items():
+            gptq.check_words(name, 4, {"outputs": layout.shape[0]})
     weight = single(config.global_quant_config, "weight", mode) if mode == "awq" else None
     signed = weight is not None and weight.dtype is Dtype.int4
     naming = naming_of(config, mode)
     return [renamed_item(item, naming, set(layouts), signed) for item in items]
 
 
+def has_one_scale(config: QConfig) -> bool:
+    """Whether weights are FP8 with one scale, which fits a weight of any shape."""
+    return modelopt.word_of(config.global_quant_config, "weight") == "fp8_e4m3 tensor"
+
+
 def check_linear(model: nn.Module, mode: str) -> None:
-    """Refuse layers whose weights are not [out, in]: words are packed along these.
+    """Refuse layers whose weights are not [out, in]: words are packed, and scales shared, along these.
 
     Raises:
         ConfigError: there is one.
     """
     for name, layer in quantized_layers(model):
         if layer.weight_quantizer is not None and not isinstance(layer, nn.Linear):
-            refuse(mode, f"{name!r} is a {layer.float_class.__name__}, and only linear layers are packed so")
+            refuse(mode, f"{name!r} is a {layer.float_class.__name__}, and only linear layers are stored so")
 
 
 def gptq_item(item: Item, layouts: Mapping[str, Layout | PairLayout], mode: str) -> Item:

@@ -12,7 +12,7 @@ them as they are. Signed codes become unsigned: both they and their zero points 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -75,6 +75,17 @@ def fits(weight: Any) -> bool:
     return plain and (grouped or (weight.qscheme is QSchemeType.per_channel and weight.ch_axis in (None, 0)))
 
 
+def check_words(name: str, bits: int, sides: Mapping[str, int]) -> None:
+    """The sides of a weight that codes are packed along fill words of 32 bits.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    for what, length in sides.items():
+        if length * bits % WORD:
+            raise ConfigError(f"{name!r} has {length} {what} of {bits} bits, which do not fill whole words of 32 bits")
+
+
 def gptq_form(name: str, layout: ElementLayout) -> Form:
     """Shapes and types of the tensors of the layer whose weight is ``name``.
 
@@ -82,9 +93,7 @@ def gptq_form(name: str, layout: ElementLayout) -> Form:
         ConfigError: sides that words of 32 bits do not divide.
     """
     bits, (rows, columns) = layout.element.bits, layout.shape
-    for what, length in (("outputs", rows), ("inputs", columns)):
-        if length * bits % WORD:
-            raise ConfigError(f"{name!r} has {length} {what} of {bits} bits, which do not fill whole words of 32 bits")
+    check_words(name, bits, {"outputs": rows, "inputs": columns})
     groups, prefix = groups_of(layout), name.removesuffix("weight")
     return {
         f"{prefix}qweight": ((columns * bits // WORD, rows), torch.int32),

@@ -12,16 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, check_name
+from quark.errors import ConfigError, as_a, check_name
 from quark.files.folder import new_folder
+from quark.numerics.elements import Int
 from quark.torch.config.model import QConfig
 from quark.torch.experts import UnfusedExperts, is_fused
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.compressed_tensors import export_compressed_tensors
+from quark.torch.export.custom_modes import has_one_scale
 from quark.torch.export.formats import FORMATS
 from quark.torch.export.genai import check_runs, write_config
 from quark.torch.export.gguf_model import check_before, export_gguf
 from quark.torch.export.gguf_tensors import FileLoss
+from quark.torch.export.gptq import check_words
 from quark.torch.export.huggingface import export_safetensors
 from quark.torch.export.model_files import copy_beside
 from quark.torch.export.onnx_model import FILE, export_onnx
@@ -29,7 +32,11 @@ from quark.torch.export.reader_scales import with_scales_in
 from quark.torch.export.shards import SHARD_SIZE
 from quark.torch.export.stacked_blocks import MODE, check_stacks
 from quark.torch.export.vllm_reads import check_for_vllm
+from quark.torch.matching import match
 
+SIDES = {  # of a weight that the codes of a format are packed along; formats that hold linear layers alone
+    "compressed-tensors": (), "awq": ("outputs",), "gptq": ("outputs", "inputs"), "modelopt": (), "fp8": (),
+}  # fmt: skip
 #: A tensor of stacked experts in a checkpoint: no module of its own, and so no ``.weight``.
 STACKED = re.compile(r"experts\.(gate_up_proj|up_proj|down_proj)(_blocks)?$")
 
@@ -112,6 +119,8 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
         ConfigError: such experts; the message names what reads them. A model type that GGUF is not written for.
         ModelError: a network or tokenizer that llama.cpp does not have, or caches that onnxruntime-genai has not.
     """
+    if format in SIDES and not (FORMATS[format].mode is not None and has_one_scale(config)):
+        check_layers(model, config, format)
     if format == "gguf":
         check_before(model.config, Path(source))
     if format == "onnx":
@@ -132,6 +141,23 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
         raise ConfigError(
             f"transformers {what} when it reads {path!r} in compressed-tensors; use --format quark, or --for vllm"
         )
+
+
+def check_layers(model: nn.Module, config: QConfig, format: str) -> None:
+    """Refuse, before any work, layers of another kind than the format has, or of other sizes.
+
+    Raises:
+        ConfigError: one that is not linear would be quantized, or words would be left half empty.
+    """
+    for item in match(model, config, skeleton=True).quantized:
+        layer, weight = item.layer.module, item.stages["weight"]
+        if weight and not isinstance(layer, nn.Linear):
+            what = f"it is a {type(layer).__name__}, and only linear layers can be"
+            raise ConfigError(f"{format} cannot hold {item.layer.name!r}: {what}")
+        lengths = {"outputs": layer.out_features, "inputs": layer.in_features} if isinstance(layer, nn.Linear) else {}
+        if weight and SIDES[format]:
+            sides = {side: lengths[side] for side in SIDES[format]}
+            check_words(f"{item.layer.name}.weight", as_a(Int, weight[0].format).bits, sides)
 
 
 def config_for(config: QConfig, format: str, program: str | None, dtype: torch.dtype) -> QConfig:
