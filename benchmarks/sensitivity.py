@@ -2,14 +2,14 @@
 
     python -m benchmarks.sensitivity [--models squeezenet ultraface ...] [--samples 8] [--plans]
 
-``runs`` counts inferences of the whole model: trials take layers × candidates × samples, a local pass counts as two, a
-backward pass as three, a run of a part of an ONNX model as its share of the multiplications. What ``--estimate``
-measures beside the passes, where the plan rests on it, is counted too. ``Spearman``: over the layers within each
-candidate, median over candidates (smallest in brackets), of the passes alone. ``loss``: of the plan that ``--estimate``
-finds, the sum of its trials' losses over that of the plan by all trials, dB, at eight limits of size between the
-smallest and the largest plan: median (worst). ``plans``: for the size of every candidate but the smallest, the plan by
-trials and the one by passes, both quantized and measured on other samples: the passes' SQNR less that of the trials',
-the worst of all sizes.
+``runs`` counts inferences of the whole model: trials take layers × candidates × samples; of torch models a local pass
+counts as two and a backward pass as three, a run of a part of an ONNX model as its share of the multiplications. What
+``--estimate`` measures beside the passes, where the plan rests on it, is counted too. ``Spearman``: over the layers
+within each candidate, median over candidates (smallest in brackets), of the passes alone. ``loss``: of the plan that
+``--estimate`` finds, the sum of its trials' losses over that of the plan by all trials, dB, at eight limits of size
+between the smallest and the largest plan: median (worst). ``plans``: for the size of every candidate but the smallest,
+the plan by trials and the one by passes, both quantized and measured on other samples: the passes' SQNR less that of
+the trials', the worst of all sizes.
 """
 
 from __future__ import annotations

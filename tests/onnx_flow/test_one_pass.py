@@ -17,7 +17,7 @@ from quark.onnx.config_file import config_of
 from quark.onnx.coverage import coverage
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.surgery import apart
-from quark.onnx.injected import _crossing, cut, open_to_noise
+from quark.onnx.injected import crossing_of, cut, open_to_noise
 from quark.onnx.layer_runs import LayerRuns, opened
 from quark.onnx.one_pass import Passes
 from quark.onnx.quantization.config.config import Config
@@ -95,10 +95,13 @@ def test_what_lies_behind_a_cut_computes_as_in_the_whole_model() -> None:
         model, feed, names = opened(str(made.common.model)), made.common.feed(0), made.common.outputs
         plain = made.common.reference(0)
         for start in range(1, len(model.graph)):
-            crossing = _crossing(list(model.graph), start)
+            crossing = crossing_of(list(model.graph)[:start])
             assert crossing
             floats = Runner(model, crossing).run(feed).values
-            found = Runner(cut(apart(model), start), names).run({"image": 0 * feed["image"], **floats}).values
+            other = apart(model)
+            found = (
+                Runner(cut(other, list(other.graph)[:start]), names).run({"image": 0 * feed["image"], **floats}).values
+            )
             assert all(np.allclose(found[name], plain[name], atol=1e-5) for name in names), start
 
 

@@ -53,7 +53,7 @@ def stretches(made: LayerRuns) -> tuple[Stretch, ...]:
     size, found = max(1, -(-len(places) // CUTS)), list[Stretch]()
     start, crossing = 0, tuple[str, ...]()
     for group in (places[first : first + size] for first in range(0, len(places), size)):
-        if (read := _crossing(nodes, group[0])) is not None:  # else from where the stretch before it begins
+        if (read := crossing_of(nodes[: group[0]])) is not None:  # else from where the stretch before it begins
             start, crossing = group[0], read
         behind = sum(macs.get(str(node.name), 0.0) for node in nodes[start:])
         outputs = {str(nodes[k].name): tuple(str(one.name) for one in nodes[k].outputs if one.name) for k in group}
@@ -61,25 +61,38 @@ def stretches(made: LayerRuns) -> tuple[Stretch, ...]:
     return tuple(found)
 
 
-def _crossing(nodes: Sequence[ir.Node], start: int) -> tuple[str, ...] | None:
-    """What is read behind a place and made before it; None where that is no plain tensor."""
-    found = [value for value, _, _ in _read_behind(nodes, start)]
+def crossing_of(before: Sequence[ir.Node]) -> tuple[str, ...] | None:
+    """What some nodes make and others read; None where that is no plain tensor."""
+    found = [value for value, _, _ in _read_behind(before)]
     plain = all(isinstance(value.type, ir.TensorType) and value.name for value in found)
     return tuple(dict.fromkeys(str(value.name) for value in found)) if plain else None
 
 
-def _read_behind(nodes: Sequence[ir.Node], start: int) -> Iterator[tuple[ir.Value, ir.Node, int]]:
-    """Values made before a place, constants aside, with the nodes and slots that read them behind it."""
-    before = dict.fromkeys(node for node in nodes[:start] if node.op_type != "Constant")
-    for value in (value for node in before for value in node.outputs):
-        yield from ((value, use.node, use.idx) for use in value.uses() if use.node not in before)
+def _read_behind(before: Sequence[ir.Node]) -> Iterator[tuple[ir.Value, ir.Node, int]]:
+    """Values that some nodes make, constants aside, with the other nodes and their slots that read them."""
+    made = dict.fromkeys(node for node in before if node.op_type != "Constant")
+    for value in (value for node in made for value in node.outputs):
+        yield from ((value, use.node, use.idx) for use in value.uses() if use.node not in made)
 
 
-def write_floats(common: FloatModelFiles, found: Sequence[Stretch], number: int) -> None:
-    """Keep what crosses the cuts for one sample."""
-    names = list(dict.fromkeys(name for stretch in found for name in stretch.crossing))
-    values = Runner(opened(str(common.model)), names, (), _runtime(common)).run(common.feed(number)).values
+def floats_of(made: LayerRuns, found: Sequence[Stretch]) -> tuple[str, ...]:
+    """What is fed as the float model makes it: what layers read and make, and what crosses the cuts."""
+    layers = {unit.name for unit in made.units}
+    nodes = (node for node in opened(str(made.common.model)).graph if node.name in layers)
+    values = [value for node in nodes for value in (*node.inputs, *node.outputs) if value and value.producer()]
+    plain = (str(value.name) for value in values if isinstance(value.type, ir.TensorType) and value.name)
+    return tuple(dict.fromkeys((*plain, *(name for stretch in found for name in stretch.crossing))))
+
+
+def write_floats(common: FloatModelFiles, names: Sequence[str], number: int) -> None:
+    """Keep these tensors of the float model for one sample."""
+    values = Runner(opened(str(common.model)), names, (), runtime_of(common)).run(common.feed(number)).values
     save_file({name: np.asarray(value, order="C") for name, value in values.items()}, _floats(common, number))
+
+
+def fed(common: FloatModelFiles, names: Sequence[str], number: int) -> dict[str, np.ndarray]:
+    """One sample, with these tensors of the float model."""
+    return {**common.feed(number), **_read(_floats(common, number), names)}
 
 
 def _floats(common: FloatModelFiles, number: int) -> Path:
@@ -115,21 +128,22 @@ def arriving(
         into: what arrived on other samples, by (layer, candidate).
     """
     model = apart(opened(str(common.model)))
-    behind = {value.name: value.dtype for node in list(model.graph)[stretch.start :] for value in node.outputs}
+    nodes = list(model.graph)
+    behind = {value.name: value.dtype for node in nodes[stretch.start :] for value in node.outputs}
     names = [name for layer in dict.fromkeys(layer for layer, _ in wanted) for name in stretch.layers[layer]]
-    noisy = open_to_noise(cut(model, stretch.start), [name for name in names if behind[name] in FLOATS])
-    runner = Runner(noisy, [name for name in common.outputs if name in behind], (), _runtime(common))
+    noisy = open_to_noise(cut(model, nodes[: stretch.start]), [name for name in names if behind[name] in FLOATS])
+    runner = Runner(noisy, [name for name in common.outputs if name in behind], (), runtime_of(common))
     nothing = {_NOISE.format(name): np.zeros((), kind.numpy()) for name in names if (kind := behind[name]) in FLOATS}
     for number in numbers:
-        reference, floats = common.reference(number), _read(_floats(common, number), stretch.crossing)
-        feed = {**common.feed(number), **floats, **nothing}
+        reference, feed = common.reference(number), {**fed(common, stretch.crossing, number), **nothing}
         for pair, candidate in wanted.items():
             errors = _read(_errors(common, candidate, number), stretch.layers[pair[0]])
             noise = {_NOISE.format(name): array for name, array in errors.items()}
             into[pair].update(reference, {**reference, **runner.run({**feed, **noise}).values}, kl)
 
 
-def _runtime(common: FloatModelFiles) -> Runtime:
+def runtime_of(common: FloatModelFiles) -> Runtime:
+    """How models run here."""
     return replace(Runtime.of(common.job.options), threads=common.threads)
 
 
@@ -140,15 +154,15 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         return {name: kept.get_tensor(name) for name in names if name in there}
 
 
-def cut(model: ir.Model, start: int) -> ir.Model:
-    """The model, in place, with what crosses a place as inputs of the names that it has."""
-    fed: dict[ir.Value, ir.Value] = {}
-    for value, node, slot in list(_read_behind(list(model.graph), start)):
-        if value not in fed:
-            fed[value] = ir.Value(name=value.name, type=value.type)
+def cut(model: ir.Model, before: Sequence[ir.Node]) -> ir.Model:
+    """The model, in place, with what some of its nodes make for the others as inputs of the names that it has."""
+    inputs: dict[ir.Value, ir.Value] = {}
+    for value, node, slot in list(_read_behind(before)):
+        if value not in inputs:
+            inputs[value] = ir.Value(name=value.name, type=value.type)
             value.name = f"{value.name}__before"
-            model.graph.inputs.append(fed[value])
-        node.replace_input_with(slot, fed[value])
+            model.graph.inputs.append(inputs[value])
+        node.replace_input_with(slot, inputs[value])
     return model
 
 

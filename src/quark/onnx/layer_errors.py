@@ -1,11 +1,13 @@
 """The error that quantizing each layer alone makes at its output, of all layers in one pass.
 
-Every layer computes twice, quantized beside float, both from the float model's tensors; the difference is the error.
+Every layer computes quantized from the float model's tensors, which are fed; the error is the difference to what it
+made in float.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +15,8 @@ import onnx_ir as ir
 
 from quark.config.plan import NodePlan, Plan
 from quark.onnx.graph.run import FLOATS, Runner
-from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import apart
+from quark.onnx.injected import crossing_of, cut, fed, runtime_of
 from quark.onnx.layer_runs import FloatModelFiles, LayerRuns, opened, take_over
 from quark.onnx.layer_units import Unit
 from quark.onnx.npu.simulate import simulate
@@ -26,20 +28,27 @@ _ERROR = "{}__error"
 
 @dataclass(frozen=True)
 class Local:
-    """The model in which every layer computes twice; ``sizes``: bytes of the quantized constants by layer."""
+    """The quantized layers, each alone.
+
+    Attributes:
+        model: gives the errors.
+        floats: tensors of the float model that it is fed; none where they cannot be: it computes them then.
+        sizes: bytes of the quantized constants by layer.
+    """
 
     model: ir.Model
+    floats: tuple[str, ...]
     sizes: Mapping[str, float]
 
 
-def local_model(common: FloatModelFiles, units: Sequence[Unit], candidate: str) -> Local:
-    """The float model with a quantized copy beside every layer, that reads the same float tensors."""
+def local_model(common: FloatModelFiles, units: Sequence[Unit], candidate: str, floats: AbstractSet[str]) -> Local:
+    """Quantized copies of all layers, that read the tensors of the float model; ``floats``: those that can be fed."""
     model = apart(opened(str(common.model)))
     tuned = apart(opened(str(common.folder / common.tuned[candidate]))) if candidate in common.tuned else None
     nodes = {node.name: node for node in model.graph}
     plan = Plan({}, {})
     homes: dict[str, str] = {}
-    floats: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for number, unit in enumerate(units):
         if candidate not in unit.tensors or candidate == FLOAT:
             continue
@@ -47,7 +56,7 @@ def local_model(common: FloatModelFiles, units: Sequence[Unit], candidate: str) 
         if tuned is not None:
             copy.tune(tuned)
         homes |= dict.fromkeys(copy.put(plan), unit.name)
-        floats[unit.name] = copy.float_bytes()
+        sizes[unit.name] = copy.float_bytes()
     if common.job.npu:
         simulate(model, plan, common.job)
     made = MODES["static"].emit(model, plan, common.job.options)
@@ -55,8 +64,12 @@ def local_model(common: FloatModelFiles, units: Sequence[Unit], candidate: str) 
     for key, value in made.graph.initializers.items():
         owner = max((one for one in constants if key == one or key.startswith(f"{one}_")), key=len, default=None)
         if owner is not None and value.const_value is not None:
-            floats[homes[owner]] += value.const_value.nbytes
-    return Local(made, floats)
+            sizes[homes[owner]] += value.const_value.nbytes
+    before = [node for node in made.graph if node.name in nodes]
+    crossing = crossing_of(before)
+    if crossing is None or not floats >= set(crossing):
+        return Local(made, (), sizes)
+    return Local(cut(made, before), crossing, sizes)
 
 
 class _QuantizedCopy:
@@ -150,10 +163,9 @@ def local_errors(
         if candidate in unit.tensors
     }
     wanted = [_ERROR.format(name) for found in names.values() for name in found]
-    runtime = replace(Runtime.of(made.common.job.options), threads=made.common.threads)
-    runner = Runner(local.model, wanted, (), runtime)
+    runner = Runner(local.model, wanted, (), runtime_of(made.common))
     for number in samples:
-        values = runner.run(made.common.feed(number)).values
+        values = runner.run(fed(made.common, local.floats, number)).values
         yield number, {layer: {name: values[_ERROR.format(name)] for name in found} for layer, found in names.items()}
 
 

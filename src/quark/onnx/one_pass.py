@@ -1,6 +1,7 @@
 """What each layer loses, by a few passes in the place of one trial per layer and candidate.
 
-    local     one pass per candidate and sample: the errors of all layers at their outputs (``quark.onnx.layer_errors``)
+    local     one pass per candidate and sample: the errors of all layers at their outputs, each alone
+              (``quark.onnx.layer_errors``)
     injected  one run per layer of what lies behind it (``quark.onnx.injected``): the error of one candidate is added to
               what the float model has there; what arrives at the outputs is the loss of that layer under that
               candidate, without any approximation for this sample
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +30,7 @@ from quark.files.journal import Journal
 from quark.measure.outputs import Outputs, loss_name
 from quark.onnx import layer_runs, sensitivity
 from quark.onnx.graph import model as files
-from quark.onnx.injected import Pair, Stretch, arriving, stretches, write_errors, write_floats
+from quark.onnx.injected import Pair, Stretch, arriving, floats_of, stretches, write_errors, write_floats
 from quark.onnx.layer_errors import local_errors, local_model
 from quark.onnx.layer_runs import FloatModelFiles, LayerRuns
 from quark.onnx.layer_units import Unit
@@ -40,7 +42,7 @@ from quark.search.values import FLOAT, Study, Trial
 
 SEEN = 2
 """Samples on which the errors of all candidates are compared."""
-FIRST = 0.7
+FIRST = 0.85
 """The part of all runs that one candidate of every layer may take; the others are for what plans rest on."""
 
 
@@ -77,6 +79,7 @@ class Passes:
         sizes: bytes of the quantized constants.
         arrived: what arrived at the outputs on the first of the chosen samples, and of how many.
         tried: losses of layers in bodies.
+        whole: candidates whose errors took the float model's run, too.
     """
 
     made: LayerRuns
@@ -90,6 +93,7 @@ class Passes:
     sizes: dict[Pair, float] = field(default_factory=dict)
     arrived: dict[Pair, tuple[Outputs, int]] = field(default_factory=dict)
     tried: dict[Pair, float] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)
 
     @staticmethod
     def over(made: LayerRuns, names: Sequence[str], metric: str) -> Passes:
@@ -99,15 +103,17 @@ class Passes:
         found, order = stretches(made), loudest(made.common)
         empty = Passes(made, inside, tuple(names), metric, found, (), 0)
         passes = replace(empty, chosen=tuple(order[: max(SEEN, empty.follows())]), count=empty.follows())
+        floats = floats_of(made, found)
         for number in passes.chosen if passes.stretches else ():
-            write_floats(made.common, found, number)
+            write_floats(made.common, floats, number)
         for place, name in enumerate(passes.quantized if passes.stretches else ()):
-            passes._look(place, name)
+            passes._look(place, name, set(floats))
         return passes
 
-    def _look(self, place: int, name: str) -> None:
+    def _look(self, place: int, name: str, floats: AbstractSet[str]) -> None:
         """The errors of all layers under one candidate."""
-        local = local_model(self.made.common, self.made.units, name)
+        local = local_model(self.made.common, self.made.units, name, floats)
+        self.whole.update({name} if not local.floats else ())
         self.sizes.update({(layer, name): size for layer, size in local.sizes.items()})
         for number, found in local_errors(self.made, local, name, self.chosen):
             for layer, arrays in found.items():
@@ -132,16 +138,15 @@ class Passes:
         return self.made.common.samples * self.pairs
 
     def runs(self) -> float:
-        """Those that were made: a local pass, which computes every layer twice, counts as two; one of a part of the
-        model as its share of the multiplications."""
+        """Those that were made; a run of a part of the model counts as its share of the multiplications."""
         share = {layer: stretch.share for stretch in self.stretches for layer in stretch.layers}
-        looked = len(self.chosen) * (2 * len(self.quantized) + 1)
+        looked = len(self.chosen) * (1 + len(self.quantized) + len(self.whole))
         return looked + sum(share[layer] * seen for (layer, _), (_, seen) in self.arrived.items())
 
     def follows(self) -> int:
         """Samples on which one candidate of every layer is followed: as many as leave runs for what plans rest on, and
         one at least."""
-        left = FIRST * self.all_runs() / FEWER - SEEN * (2 * len(self.quantized) + 1)
+        left = FIRST * self.all_runs() / FEWER - SEEN * (1 + len(self.quantized))
         return max(1, min(int(left / max(self._every(), 1.0)), self.made.common.samples))
 
     def left(self, done: int) -> int:
