@@ -6,14 +6,19 @@ samples). In ``console`` blocks every line after ``$`` is run too and must exit 
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+
+from quark.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -37,12 +42,18 @@ def run_python(code: str, page: Path, line: int, namespace: dict[str, object]) -
 
 
 def run_console(code: str) -> None:
-    """Run the lines after ``$``, with the programs of this environment first."""
+    """Run the lines after ``$``: ``quark`` in this process (its start is tested elsewhere), others as they are."""
     here = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ['PATH']}"}
     for command in re.findall(r"^\$ (.+(?:\\\n.+)*)$", code, re.M):
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+        words = shlex.split(command)
+        if words[0] == "quark":
+            with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
+                code_of_exit, told = main(words[1:]), out.getvalue()
+        else:
+            done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
+            code_of_exit, told = done.returncode, f"{done.stdout}{done.stderr}"
+        assert code_of_exit == 0, f"$ {command}\n{told}"
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if str(p.relative_to(ROOT)) not in SKETCHES], ids=lambda p: p.stem)

@@ -12,7 +12,7 @@ import pytest
 from tests.killing import JOBS
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists() or not hasattr(os, "fork"), reason="needs Linux")
-FAST = {"gptq": 5, "search": 3, "quantize-files": 4, "quantize": 3, "export": 4}
+FAST = {"gptq": 3, "search": 2, "quantize-files": 2, "quantize": 2, "export": 2}
 
 
 def killed(name: str, folder: Path, seed: int, count: int) -> dict[str, object]:
