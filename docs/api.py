@@ -14,6 +14,7 @@ from typing import Any
 
 import quark.onnx
 import quark.torch
+import quark.torch.quantization
 
 ENTRY = re.compile(r"^ {4}(?P<names>[*\w, ]+): (?P<words>.*(?:\n {5,}.*)*)", re.M)
 SETUP = """<!-- setup
@@ -83,7 +84,52 @@ except ValueError as error:  # this one has no tokenizer
 net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).eval()
 folded = fold_batch_norm(net, torch.zeros(1, 3, 4, 4))""",
     "learned_scales": "groups = [parameter for name, parameter in learned_scales(model)]",
+    "auto": """found = quark.auto("model.onnx", samples * 2, "small.onnx", "size", minutes=0)
+print(found.winner.name)""",
+    "register_algorithm": """def nearest(weight, hessian, grid):
+    return grid.round(weight)
+
+
+quark.register_algorithm("nearest", nearest)""",
+    "unregister_algorithm": 'quark.unregister_algorithm("nearest")',
+    "register_calibration": """def widest(statistic, grid):
+    return statistic.lo, statistic.hi
+
+
+quark.register_calibration("widest", widest)""",
+    "unregister_calibration": 'quark.unregister_calibration("widest")',
+    "register_format": """from quark.numerics.formats import Int
+
+quark.register_format(Int("int6", 6, signed=True))""",
+    "unregister_format": 'quark.unregister_format("int6")',
+    "quantization.Config": "config = Config(QLayerConfig(weight=Int8PerTensorSpec().to_quantization_spec()))",
+    "quantization.QConfig": 'config = QConfig(QLayerConfig(), exclude=["lm_head"])',
+    "quantization.QLayerConfig": "layer = QLayerConfig(weight=Int4PerGroupSpec(-1, 32).to_quantization_spec())",
+    "quantization.QTensorConfig": """from quark.torch.quantization.config.type import Dtype, QSchemeType
+
+spec = QTensorConfig(Dtype.int8, qscheme=QSchemeType.per_channel, ch_axis=0)""",
+    "QuantizationSpec": "assert QuantizationSpec is QTensorConfig",
+    "QATSpec": "assert issubclass(TQTSpec, QATSpec)",
+    "TQTSpec": """from quark.torch.quantization.config.type import TQTThresholdInitMeth
+
+learning = TQTSpec(threshold_init_meth=TQTThresholdInitMeth._KL_J)""",
+    "quantization.AlgoConfig": 'assert isinstance(AlgoConfig.from_dict({"name": "gptq"}), GPTQConfig)',
+    "OnlineRotationConfig": "online = OnlineRotationConfig()",
+    "load_pre_optimization_config_from_file": """import json
+from pathlib import Path
+
+Path("gptq.json").write_text(json.dumps({"name": "gptq", "damp_percent": 0.01}))
+algorithm = load_pre_optimization_config_from_file("gptq.json")""",
+    "load_quant_algo_config_from_file": 'algorithm = load_quant_algo_config_from_file("gptq.json")',
+    "DataTypeSpec": "assert isinstance(Int8PerTensorSpec(), DataTypeSpec)",
+    "TwoStageSpec": "assert isinstance(nvfp4, TwoStageSpec)",
+    "ProgressiveSpec": "int4_on_fp8 = ProgressiveSpec(FP8E4M3PerTensorSpec(), Int4PerChannelSpec(ch_axis=0))",
+    "ScaleQuantSpec": "nvfp4 = ScaleQuantSpec(FP4PerGroupSpec(ch_axis=-1, group_size=16), FP8E4M3PerTensorSpec())",
 }
+#: What a name is that is no class and no function.
+PRESET, VALUES = "A preset as a `QConfig`.", {"TwoStageSpec": "`ProgressiveSpec` or `ScaleQuantSpec`."}
+#: Arguments that examples of the spec helpers of torch need.
+NEEDED = {"ch_axis": "-1", "group_size": "32"}
 
 
 def described(one: Any) -> dict[str, str]:
@@ -111,6 +157,11 @@ def example(module: ModuleType, name: str) -> str:
         return EXAMPLES.get(f"{flow}.{name}") or EXAMPLES[name]
     if name.endswith("_QCONFIG"):
         return f"quantizer = ModelQuantizer({name})"
+    if flow == "quantization" and name.endswith("Spec"):
+        needs = [f"{key}={NEEDED[key]}" for key, given in parameters(one).items() if given.default is given.empty]
+        return f"layer = QLayerConfig(weight={name}({', '.join(needs)}).to_quantization_spec())"
+    if flow == "quantization" and issubclass(one, quark.torch.quantization.AlgoConfig):
+        return f"config = QConfig(QLayerConfig(), algo_config=[{name}()])"
     if name.endswith("Spec"):
         return f"layer = QLayerConfig(input_tensors={name}(), weight={name}())"
     if issubclass(one, quark.onnx.AlgoConfig):
@@ -122,16 +173,32 @@ def example(module: ModuleType, name: str) -> str:
 
 def sections() -> Iterator[str]:
     """One section a name."""
-    for module in (quark.onnx, quark.torch):
-        yield f"## {module.__name__}\n\n```python\nfrom {module.__name__} import *\n```\n"
-        for name in sorted(module.__all__, key=lambda name: (name[0].islower(), name.lower())):
+    for module, names in public().items():
+        imported = f"from {module.__name__} import *" if module is not quark else "import quark"
+        yield f"## {module.__name__}\n\n```python\n{imported}\n```\n"
+        for name in names:
             yield section(module, name)
+
+
+def public() -> dict[ModuleType, list[str]]:
+    """The names of every public module, each where it is met first, in the order of the page."""
+    found, seen = dict[ModuleType, list[str]](), set[int]()
+    for module in (quark.onnx, quark.torch, quark.torch.quantization, quark):
+        names = dict.fromkeys(module.__all__)
+        found[module] = [name for name in sorted(names, key=order) if id(getattr(module, name)) not in seen]
+        seen |= {id(getattr(module, name)) for name in names}
+    return found
+
+
+def order(name: str) -> tuple[bool, bool, str]:
+    """Classes before functions; what an example needs before it."""
+    return name[0].islower(), name.startswith("unregister"), name.lower()
 
 
 def section(module: ModuleType, name: str) -> str:
     """What a name is, its parameters, an example."""
     one = getattr(module, name)
-    says = (inspect.getdoc(one) or "").partition("\n\n")[0] if callable(one) else "A preset as a `QConfig`."
+    says = (inspect.getdoc(one) or "").partition("\n\n")[0] if callable(one) else VALUES.get(name, PRESET)
     text = " ".join(says.split())
     words = described(one) if callable(one) else {}
     rows = [
@@ -155,7 +222,7 @@ def cell(words: str) -> str:
 def page() -> str:
     """The whole page."""
     head = (
-        "# Python interface\n\nGenerated by `docs/generate.py` from the docstrings: every public name of both flows "
+        "# Python interface\n\nGenerated by `docs/generate.py` from the docstrings: every public name "
         "with its parameters and\nan example that runs.\n\n"
     )
     return head + SETUP + "\n" + "\n".join(sections()).rstrip() + "\n"

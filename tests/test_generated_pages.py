@@ -49,13 +49,12 @@ def test_every_format_has_its_line() -> None:
 
 def test_every_public_name_is_described_with_an_example() -> None:
     """Every parameter of every public name has words, and every name an example on the page, which runs as a test."""
-    import quark.onnx
-    import quark.torch
-
     api = importlib.import_module("api") if generator().api_page() else None
     page = (DOCS / "api.md").read_text(encoding="utf-8")
-    for module in (quark.onnx, quark.torch):
-        for name in module.__all__:
+    found = api.public()
+    assert {module.__name__ for module in found} == {"quark", "quark.onnx", "quark.torch", "quark.torch.quantization"}
+    for module, names in found.items():
+        for name in names:
             one = getattr(module, name)
             lacking = set(api.parameters(one)) - set(api.described(one)) if callable(one) else set()
             assert not lacking, f"{module.__name__}.{name}: {sorted(lacking)}"

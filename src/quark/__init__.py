@@ -27,6 +27,8 @@ _OF_BOTH = {
     "unregister_format": "quark.numerics.formats",
 }
 
+__all__ = list(_OF_BOTH)
+
 
 def __getattr__(name: str) -> Any:
     if name not in _OF_BOTH:

@@ -59,6 +59,9 @@ def register_algorithm(name: str, round_weight: Function) -> Registered:
 def unregister_algorithm(name: str) -> None:
     """Remove what ``register_algorithm`` added.
 
+    Args:
+        name: under which it was added.
+
     Raises:
         ConfigError: no such algorithm.
     """

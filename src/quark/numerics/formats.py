@@ -78,6 +78,9 @@ def register_format(row: Int | Float | Block) -> None:
 def unregister_format(name: str) -> None:
     """Forget a registered format.
 
+    Args:
+        name: under which it was added.
+
     Raises:
         ConfigError: a format that is built in, not there, or the element of a registered block format.
     """

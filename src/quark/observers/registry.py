@@ -151,6 +151,9 @@ def register_calibration(
 def unregister_calibration(name: str) -> None:
     """Remove what ``register_calibration`` added.
 
+    Args:
+        name: under which it was added.
+
     Raises:
         ConfigError: a method that is built in, or no such one.
     """

@@ -17,6 +17,7 @@ class AlgoConfig(AlgorithmSettings):
 
     Attributes:
         registry: the classes by name, those of users too.
+        name: of the algorithm; each class has its own, which cannot be changed.
         layers: names and globs of the layers that are tuned; empty: all. For algorithms that tune quantized weights.
     """
 

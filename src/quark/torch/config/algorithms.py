@@ -359,7 +359,8 @@ class SVDQuantConfig(AlgoConfig):
     Attributes:
         svd_rank: of the branch.
         smooth_alpha: exponent of the smoothing, where it is not searched.
-        search_alpha: the best of ``alpha_candidates`` (None: 0.05 to 0.95) per layer.
+        search_alpha: each layer takes the best of ``alpha_candidates``.
+        alpha_candidates: exponents of the smoothing that are tried; None: 0.05 to 0.95.
         alpha_search_max_samples: of the peer; here up to 1024 rows over all samples are kept.
         exclude_patterns: layers whose name holds one of these stay without a branch.
         min_layer_size: of the smaller side of a weight.
@@ -393,6 +394,9 @@ class SVDQuantConfig(AlgoConfig):
 
 def load_quant_algo_config_from_file(path: str | Path) -> AlgoConfig:
     """The algorithm that a JSON file describes.
+
+    Args:
+        path: of the file: an object with the ``name`` of an algorithm and its fields.
 
     Raises:
         ConfigError: no such file, no JSON, or an unknown algorithm or field.

@@ -45,7 +45,22 @@ Fields = Mapping[str, Any]
 
 
 class DataTypeSpec:
-    """Base of the spec helpers."""
+    """Base of the spec helpers, and what the fields of all of them mean; each has some of these.
+
+    Args:
+        ch_axis: the axis of channels, or along which groups and blocks lie; -1: the last.
+        group_size: elements that share a scale; -1: the whole axis.
+        block_size: elements that share an exponent.
+        rows, columns: size of a block of a matrix.
+        symmetric: the range is symmetric around 0, and the zero point is 0.
+        is_dynamic: each tensor gives its own range at run time; False: ranges are fixed beforehand.
+        observer_method: how the range is found: min_max, histogram, histogrampro, MSE or percentile.
+        round_method: how values are rounded to codes: half_even, round or floor.
+        scale_type: type of the scales: float, float32, float16, bfloat16, power_of_2 or float8_e5m3.
+        scale_format: values that a scale can have: float32, e8m0, e4m3 or e5m3.
+        scale_calculation_mode: how the largest magnitude of a block becomes its exponent: even, floor or ceil.
+        zero_point_type: int32, or float32 for zero points that are not rounded.
+    """
 
     def to_quantization_spec(self) -> QTensorConfig | list[QTensorConfig]:
         """The tensor configuration."""

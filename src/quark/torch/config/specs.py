@@ -328,7 +328,12 @@ def single(spec: FirstOrSecond, name: str) -> QTensorConfig:
 
 @dataclass
 class ProgressiveSpec(DataTypeSpec):
-    """The second stage quantizes the values that the first has made (int4 on FP8)."""
+    """The second stage quantizes the values that the first has made (int4 on FP8).
+
+    Args:
+        first_stage: a helper or a ``QTensorConfig`` for the values of the tensor.
+        second_stage: the same for the values that the first stage can represent.
+    """
 
     first_stage: FirstOrSecond
     second_stage: FirstOrSecond
@@ -340,7 +345,12 @@ class ProgressiveSpec(DataTypeSpec):
 
 @dataclass
 class ScaleQuantSpec(DataTypeSpec):
-    """The second stage quantizes the scales of the first (NVFP4)."""
+    """The second stage quantizes the scales of the first (NVFP4).
+
+    Args:
+        first_stage: a helper or a ``QTensorConfig`` for the values of the tensor.
+        second_stage: the same for the scales of the first stage.
+    """
 
     first_stage: FirstOrSecond
     second_stage: FirstOrSecond
@@ -354,7 +364,5 @@ class ScaleQuantSpec(DataTypeSpec):
 TwoStageSpec = ProgressiveSpec | ScaleQuantSpec
 
 __all__ = [
-    "DataTypeSpec",
-    "TwoStageSpec",
     *sorted(name for name, value in list(globals().items()) if name.endswith("Spec") and name[0] != "_"),
 ]
