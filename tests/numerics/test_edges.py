@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from quark.errors import DataError
+from quark.numerics.affine import bounds
 from quark.numerics.array_files import load_array
 from quark.numerics.blocks import BLOCKS, largest_finite
 from quark.numerics.elements import ELEMENTS, Float
@@ -287,3 +288,14 @@ def test_no_angle_has_a_cosine_above_one() -> None:
     for seed in range(200):
         x = np.random.default_rng(seed).standard_normal(7)
         assert 1 - 1e-12 < cosine(x, x) <= 1 and -1 <= cosine(x, -x) < -1 + 1e-12
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("place", [0, 1])
+def test_every_side_of_every_range_is_finite(spoilt: float, side: int, place: int) -> None:
+    sides = [np.array([-1.0, -2.0]), np.array([1.0, 2.0])]
+    np.testing.assert_array_equal(bounds(*sides), sides)
+    sides[side][place] = spoilt
+    with pytest.raises(DataError, match="a range must be finite"):
+        bounds(*sides)

@@ -120,6 +120,18 @@ def test_rows_lose_what_the_loop_loses(name: str) -> None:
         assert loop.error_of(*loop.parameters((span[0], span[1]))) == pytest.approx(loop.least(), rel=2e-5)
 
 
+@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("shift", [-3.0, 0.0, 3.0])
+def test_values_with_weights_are_so_many_values(name: str, shift: float) -> None:
+    draw = np.random.default_rng(5)
+    values = (draw.standard_normal(30) + shift).astype(np.float32)
+    weights = draw.integers(1, 6, 30)
+    found = mse.search_points(values, weights.astype(float), GRIDS[name])
+    loop = Loop(np.repeat(values, weights), GRIDS[name])
+    assert found == pytest.approx(mse.search_points(np.repeat(values, weights), np.ones(weights.sum()), GRIDS[name]))
+    assert loop.error(found) <= 1.2 * loop.error(loop.data)
+
+
 @pytest.mark.parametrize("outlier", [1.0, 500.0])
 @pytest.mark.parametrize("name", GRIDS)
 def test_rows_under_powers_of_two_lose_what_the_loop_loses(name: str, outlier: float) -> None:

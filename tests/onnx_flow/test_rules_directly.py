@@ -20,7 +20,7 @@ from quark.errors import ConfigError
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.graph.model import load
 from quark.onnx.npu import rules
-from quark.onnx.qdq import block_axes, nbits, overrides, place, selection, tables
+from quark.onnx.qdq import block_axes, nbits, overrides, place, recurrent, selection, tables
 
 
 def test_one_position_of_a_bias_fits_the_channel_with_the_least() -> None:
@@ -183,3 +183,32 @@ def test_which_tables_are_stored_as_codes(name: str) -> None:
         plan.put(planned("w", "weight", readers=frozenset(["other"])))
     assert tables._suits(table, plan, TensorSpec("int8", granularity=Channel(0))) is expected
     assert not tables._suits(None, plan, TensorSpec("int8", granularity=Channel(0)))
+
+
+@pytest.mark.parametrize("change", ["none", "GRU", "layout", "float16", "a second reader", "9 bits", "slower"])
+def test_which_recurrent_layers_compute_in_integers(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = named("g (float[4, 1, 2] x) => (float[4, 1, 1, 3] y) { y = LSTM<hidden_size = 3> (x, w, r) }",
+                  {"w": models.normal(1, 12, 2), "r": models.normal(1, 12, 3)})  # fmt: skip
+    node, spec = model.graph[0], TensorSpec("int16" if change == "9 bits" else "int8")
+    if change == "GRU":
+        node.op_type = "GRU"
+    elif change == "layout":
+        node.attributes["layout"] = ir.AttrInt64("layout", 1)
+    elif change == "float16":
+        node.inputs[2].type = ir.TensorType(ir.DataType.FLOAT16)  # type: ignore[union-attr]
+    elif change == "a second reader":
+        model.graph.append(ir.node("Relu", [node.inputs[1]]))
+    monkeypatch.setattr(recurrent.slower, "dynamic_is_faster", lambda node: change != "slower")
+    assert recurrent._is_faster(node, spec) is (change == "none")
+
+
+@pytest.mark.parametrize("format, scalar, kept", [
+    ("int8", True, True), ("int8", False, True), ("mxfp8_e4m3", True, False), ("mxfp8_e4m3", False, True)
+])  # fmt: skip
+def test_single_numbers_have_no_blocks(format: str, scalar: bool, kept: bool) -> None:
+    value = constant() if scalar else constant(2, 32)
+    node = ir.node("Add", [ir.Value(name="x"), value], name="n")
+    placement: Any = SimpleNamespace(plan=Plan(), model=None)
+    spec = TensorSpec(format) if format == "int8" else TensorSpec(format, granularity=Group(1, 32))
+    place._add_constant(node, value, spec, "because", placement)
+    assert set(placement.plan.tensors) == ({"w"} if kept else set())

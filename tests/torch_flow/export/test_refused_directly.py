@@ -20,6 +20,7 @@ from torch import nn
 from quark.errors import ConfigError, ModelError, QuarkError
 from quark.numerics.elements import ELEMENTS
 from quark.numerics.ggml_bytes import half
+from quark.numerics.granularity import Block2D, Channel, Group, Tensor
 from quark.torch import ModelQuantizer
 from quark.torch.export import (
     checkpoint,
@@ -33,11 +34,15 @@ from quark.torch.export import (
     places,
     reload,
     shards,
+    stacked_blocks,
+    stored,
+    verify,
     write_as,
 )
 from quark.torch.export.api import export_safetensors
 from quark.torch.export.custom_modes import QuantConfigParser
 from quark.torch.export.gguf_table import ARCHITECTURES, Architecture
+from quark.torch.export.layout import ElementLayout
 from quark.torch.export.shards import Item
 from quark.torch.export.verify import FolderReader, OfForeign
 from quark.torch.quantization.config.config import FP8E4M3PerTensorSpec, OCP_MXFP4Spec, QConfig, QLayerConfig
@@ -362,3 +367,70 @@ def test_sizes_that_vary_are_not_one_in_the_example() -> None:
 def test_names_beside_a_cache(given: tuple[Any, ...]) -> None:
     with refused("leave input_names" if any(given) else None):
         onnx_model.refuse_names(*given)
+
+
+@pytest.mark.parametrize("granularity, dims, expected", [
+    (Block2D(4, 8), 2, 4), (Channel(0), 2, 1), (Channel(-2), 2, 1), (Channel(1), 2, 0), (Channel(-1), 2, 0),
+    (Channel(-1), 1, 1), (Group(0, 4), 2, 4), (Group(-2, 4), 2, 4), (Group(1, 4), 2, 1), (Group(-1, 4), 2, 1),
+    (Tensor(), 2, 0),
+])  # fmt: skip
+def test_rows_that_share_a_scale(granularity: Any, dims: int, expected: int) -> None:
+    assert verify.rows_of_a_scale(granularity, dims) == expected
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_parameters_of_stored_tensors(symmetric: bool) -> None:
+    """What has no zero points has those that stand for 0; formats that find their scales have none."""
+    stage = SimpleNamespace(needs_range=True)
+    layout: Any = object.__new__(ElementLayout)
+    layout.__dict__.update(stage=stage)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ElementLayout, "has_zero_point", not symmetric)
+        patch.setattr(ElementLayout, "scale", lambda self, made: made["scale"])
+        patch.setattr(ElementLayout, "zero_point", lambda self, made: made["zero"])
+        scale, zero = stored.parameters(layout, {"scale": torch.tensor([0.5, 2.0]), "zero": torch.tensor([3, 4])})
+    assert scale is not None and zero is not None
+    assert scale.tolist() == [0.5, 2.0] and zero.tolist() == ([0, 0] if symmetric else [3, 4])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_files_are_numbered_where_there_are_several(count: int, tmp_path: Path) -> None:
+    items = [shards.item_of(f"t{k}", torch.ones(4)) for k in range(count)]
+    names = shards.write_shards(tmp_path, items, shard_size=16)
+    expected = [f"model-{k + 1:05d}-of-{count:05d}.safetensors" for k in range(count)]
+    assert names == (["model.safetensors"] if count == 1 else expected)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (count > 1)
+    assert {path.name for path in tmp_path.glob("*.safetensors")} == set(names)
+
+
+@pytest.mark.parametrize(
+    "opset, told", [(20, "must be 21 or later, not 20"), (21, "already exists"), (None, "already")]
+)
+def test_opsets_of_exports(opset: int | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("config_of", "refuse_to_export"):
+        monkeypatch.setattr(onnx_model, name, lambda model: None)
+    (tmp_path / onnx_model.FILE).touch()
+    with pytest.raises(ConfigError, match=told):
+        onnx_model.export_onnx(torch.nn.Linear(1, 1), tmp_path, torch.ones(1), opset_version=opset)
+
+
+def test_what_belongs_to_no_stack_stays_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes that are in no stack are refused, one missing of a stack too; other tensors stay as they are."""
+    ends = [f"e.{number}.{name}_proj.{end}" for number in range(2) for name in ("gate", "up", "down")
+            for end in stacked_blocks.OWN]  # fmt: skip
+    items = [shards.item_of(name, torch.ones(1)) for name in (*ends, "norm.weight")]
+    module = SimpleNamespace(num_experts=2)
+    monkeypatch.setattr(stacked_blocks, "stacks_of", lambda model: [("e", module)])
+    for name in ("coded_stack", "bias_stack"):
+        monkeypatch.setattr(
+            stacked_blocks, name, lambda target, *_, kind=name: shards.item_of(f"{target}.{kind}", torch.ones(1))
+        )
+    coded = [name for name in ends if name.endswith("weight")]
+    found = stacked_blocks.stacked_items(None, items, coded)  # type: ignore[arg-type]
+    stacks = [f"e.{name}.{kind}" for name in ("gate_up_proj", "down_proj") for kind in ("coded_stack", "bias_stack")]
+    assert [name for item in found for name in item.form] == ["norm.weight", *stacks]
+    with pytest.raises(ConfigError, match="'q' is quantized, and only experts can be"):
+        stacked_blocks.stacked_items(None, items, [*coded, "q.weight"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'e\.1\.down_proj\.bias' is not there"):
+        without = [item for item in items if "e.1.down_proj.bias" not in item.form]
+        stacked_blocks.stacked_items(None, without, coded)  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ from quark.onnx.graph.surgery import (
     int_attribute,
     is_constant,
     let_go,
+    operand,
     remove_unused,
     take_over,
     tensor_of,
@@ -190,8 +191,7 @@ def _product(model: ir.Model, names: Names, node: ir.Node, written: Written, nbi
 def _gather(model: ir.Model, names: Names, node: ir.Node, written: Written, nbits: NBits) -> None:
     """GatherBlockQuantized: blocks run along the rows of the table; a last block that is cut short is stored short."""
     codes, scales, points = written
-    table = node.inputs[WEIGHTS["Gather"]]
-    columns = 0 if table is None or table.const_value is None else int(table.const_value.shape.numpy()[1])
+    columns = int(tensor_of(operand(node, WEIGHTS["Gather"])).shape.numpy()[1])
     flat, matrix = _rows(model, names, codes, columns * nbits.Bits // 8), _rows(model, names, scales)
     numbers = {"bits": nbits.Bits, "block_size": nbits.GroupSize, "gather_axis": 0, "quantize_axis": 1}
     attributes = [ir.AttrInt64(name, value) for name, value in numbers.items()]
