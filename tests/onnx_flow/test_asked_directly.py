@@ -346,13 +346,13 @@ def test_channels_of_a_transposed_convolution(shape: list[int] | None, group: in
     ((7, 1, 2), 7, 1), ((1, 5, 2), 1, 5), (("n", 3, 2), 1, 3), ((4, "b", 2), 4, 1), (None, 1, 1), ((4, 3), 1, 1),
 ])  # fmt: skip
 def test_steps_of_a_recurrent_layer(shape: Any, steps: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that are not known there is one; a weight [1, 12, 2] has 12 sums of 2 products and 3 more each."""
+    """Of those that are not known there is one; a weight [2, 12, 2] has 24 sums of 2 products and 3 more each."""
     asked: list[Any] = []
     monkeypatch.setattr(slower, "_time", lambda *given: asked.append(given) or (1.0 if given[1] == "float" else 0.5))
     read = ir.Value(name="x", shape=None if shape is None else ir.Shape(shape))
-    node = ir.node("LSTM", [read, ir.Value(name="w", shape=ir.Shape([1, 12, 2]))])
+    node = ir.node("LSTM", [read, ir.Value(name="w", shape=ir.Shape([2, 12, 2]))])
     assert slower.dynamic_is_faster(node)
-    kind, gates = "LSTM" if batch == 1 else "LSTM batch", 12 * steps * batch
+    kind, gates = "LSTM" if batch == 1 else "LSTM batch", 24 * steps * batch
     assert asked == [(kind, form, gates, gates * 5.0) for form in ("float", "integer")]
     node.inputs[1].shape = None  # type: ignore[union-attr]
     assert not slower.dynamic_is_faster(node)

@@ -35,6 +35,7 @@ def test_one_position_of_a_bias_fits_the_channel_with_the_least() -> None:
     positions = {"x": np.array(5), "w": np.array([3, 30]), "b": np.array(6), "y": np.array(4)}
 
     def read(of: Any, slot: int, channels: bool) -> str:
+        assert channels is (slot > 0)
         return ("x", "w", "b")[slot]
 
     at: Any = SimpleNamespace(read=read, written=lambda of: "y", of=positions.get)

@@ -1,0 +1,187 @@
+"""Single decisions of placement, of few-bit weights and of the NPU's arithmetic, each asked on both sides."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from tests.onnx_flow import models
+from tests.onnx_flow.test_asked_directly import named, planned
+from tests.onnx_flow.test_rules_directly import constant
+
+from quark.config.options import Options
+from quark.config.overrides import Override
+from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.config.tensor import LayerSpec, TensorSpec
+from quark.numerics.granularity import Channel, Group, Tensor
+from quark.onnx.graph.surgery import Names
+from quark.onnx.npu import fixed_point, rules
+from quark.onnx.qdq import nbits_algorithms, overrides, place, runtime_faults, tables
+from quark.onnx.qdq.index_paths import computes_shapes
+
+
+def test_the_last_entry_of_the_highest_rank_decides_at_a_shared_tensor() -> None:
+    placement: Any = SimpleNamespace(plan=Plan(), ranks={})
+    value = ir.Value(name="x", shape=ir.Shape([2]))
+    for rank, format in ((2, "int8"), (1, "int16"), (2, "uint8"), (3, "uint16"), (2, "int16")):
+        place._add_activation(value, TensorSpec(format, symmetric=format[0] == "i"), format, placement, rank)
+    assert placement.plan.tensors["x"].spec.format == placement.plan.tensors["x"].reason == "uint16"
+    first: Any = SimpleNamespace(plan=Plan(), ranks={})
+    for rank, format in ((2, "int8"), (1, "int16"), (2, "uint8")):
+        place._add_activation(value, TensorSpec(format, symmetric=format[0] == "i"), format, first, rank)
+    assert first.plan.tensors["x"].spec.format == "int8"
+
+
+@pytest.mark.parametrize("asked, format, joined", [
+    (None, None, True), (5, "int16", False), (5, "int8", True), (3, "int16", True), (1, "int16", True),
+])  # fmt: skip
+def test_what_a_layout_operator_writes_shares_the_parameters_of_what_it_reads(
+    asked: int | None, format: str | None, joined: bool
+) -> None:
+    """Unless a later entry of the configuration has given a reader of the result another type."""
+    node = named("g (float[2, 3] x) => (float[3, 2] y) { y = Transpose (x) }").graph[0]
+    plan = Plan()
+    plan.nodes["n1"] = NodePlan("n1", "Transpose", True, "default")
+    plan.put(planned("x"))
+    placement: Any = SimpleNamespace(plan=plan, ranks={"x": 3}, masked=set(), decisions={})
+    placement.decisions["n1"] = SimpleNamespace(rank_of=lambda slot: 3)
+    placement.job = SimpleNamespace(options=SimpleNamespace(WeightsOnly=False, ForceQuantizeNoInputCheck=False))
+    if format is not None and asked is not None:
+        plan.put(TensorPlan("y", "activation", TensorSpec(format), "told", "y"))
+        placement.ranks["y"] = asked
+    place._pass_through(node, LayerSpec(TensorSpec("int8"), None, None, None), placement)
+    found = plan.tensors["y"]
+    assert (found.group, found.observed) == (("x", False) if joined else ("y", True))
+    assert found.spec.format == ("int8" if joined else "int16")
+
+
+@pytest.mark.parametrize("inputs, alone, known, told", [
+    (True, False, True, None), (False, False, True, "weights only"), (True, True, True, "weights only"),
+    (True, False, False, "its input is not quantized"),
+])  # fmt: skip
+def test_layout_operators_that_stay_float(inputs: bool, alone: bool, known: bool, told: str | None) -> None:
+    node = named("g (float[2, 3] x) => (float[3, 2] y) { y = Transpose (x) }").graph[0]
+    plan = Plan()
+    plan.nodes["n1"] = NodePlan("n1", "Transpose", True, "default")
+    if known:
+        plan.put(planned("x"))
+    placement: Any = SimpleNamespace(plan=plan, ranks={}, masked=set(), decisions={})
+    placement.decisions["n1"] = SimpleNamespace(rank_of=lambda slot: 0)
+    placement.job = SimpleNamespace(options=SimpleNamespace(WeightsOnly=alone, ForceQuantizeNoInputCheck=False))
+    place._pass_through(node, LayerSpec(TensorSpec("int8") if inputs else None, None, None, None), placement)
+    assert plan.nodes["n1"].quantized is (told is None) and plan.nodes["n1"].reason == (told or "default")
+
+
+@pytest.mark.parametrize("given, granularity", [
+    ({}, Channel(1)), ({"axis": 0}, Channel(0)), ({"axis": -1}, Channel(1)), ({"format": "int16"}, Tensor()),
+    ({"range": ((-1.0,), (1.0,))}, Tensor()), ({"parameters": ((1.0,), (0,))}, Tensor()),
+    ({"range": ((-1.0,), (1.0,)), "axis": 0}, Channel(0)), ({"symmetric": False}, Channel(1)),
+])  # fmt: skip
+def test_how_many_scales_an_overridden_tensor_has(given: dict[str, Any], granularity: Any) -> None:
+    spec = TensorSpec("int8", granularity=Channel(1))
+    found = overrides._spec(spec, Override(**given), constant(2, 3))
+    assert found.granularity == granularity and found.format == given.get("format", "int8")
+    assert found.symmetric is given.get("symmetric", True)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_symmetric_groups_take_the_better_of_two_scales(bits: int) -> None:
+    """The extreme on the lowest code, or its magnitude on the highest."""
+    x = models.normal(6, 5, 16)
+    codes, scales = nbits_algorithms._symmetric(x, bits)
+    half = 1 << (bits - 1)
+    for row in np.ndindex(6, 5):
+        group = x[row].astype(float)
+        extreme = group[np.abs(group).argmax()]
+        tried = [np.float32(-extreme / half)] + ([np.float32(abs(extreme) / (half - 1))] if half > 1 else [])
+        errors = [((np.clip(np.rint(group / one), -half, half - 1) * float(one) - group) ** 2).sum() for one in tried]
+        assert float(scales[row]) == pytest.approx(float(tried[int(np.argmin(errors))]), rel=1e-6)
+        assert (codes[row] == np.clip(np.rint(group / scales[row]), -half, half - 1) + half).mean() > 0.9
+
+
+@pytest.mark.parametrize("body, expected", [
+    ("h = HardSigmoid (x) y = Mul (x, h)", True), ("h = HardSigmoid (x) y = Mul (h, x)", True),
+    ("h = HardSigmoid (z) y = Mul (x, h)", False), ("h = Sigmoid (x) y = Mul (x, h)", False),
+    ("g = HardSigmoid (x) h = Mul (g, k) y = Mul (x, h)", True),
+])  # fmt: skip
+def test_what_is_one_instruction_of_the_device(body: str, expected: bool) -> None:
+    weights = {"k": np.array(1.0001, np.float32)} if "k" in body else {}
+    model = named(f"g (float[4] x, float[4] z) => (float[4] y) {{ {body} }}", weights)
+    assert rules._is_swish(model.graph[-1]) is expected
+
+
+LOOKUPS: dict[str, tuple[dict[str, Any], bool]] = {
+    "rows": ({}, True),
+    "one scale": ({"granularity": Tensor()}, True),
+    "columns": ({"granularity": Channel(1)}, False),
+    "groups": ({"granularity": Group(1, 2)}, False),
+    "zero points": ({"zero_point": [0, 0, 1, 0]}, False),
+    "one zero point": ({"zero_point": [3, 3, 3, 3]}, True),
+    "a custom type": ({"format": "int3"}, False),
+    "pairs on weights": ({"pairs": True}, False),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_which_readers_take_rows_of_codes(name: str) -> None:
+    given, expected = LOOKUPS[name]
+    node = ir.node("Gather", [constant(4, 6), ir.Value(name="i")])
+    spec = TensorSpec(given.get("format", "int8"), granularity=given.get("granularity", Channel(0)))
+    tensor = TensorPlan("w", "weight", spec, "", "w", scale=np.ones(4), zero_point=np.array(given.get("zero_point", 0)))
+    item: Any = SimpleNamespace(tensor=tensor, options=Options(AddQDQPairToWeight="pairs" in given))
+    assert tables.is_lookup(item, SimpleNamespace(node=node, idx=0)) == expected
+    assert not tables.is_lookup(item, SimpleNamespace(node=node, idx=1))
+
+
+@pytest.mark.parametrize("body, expected", [
+    ("a = Neg (w) y = Add (x, a)", True), ("a = Neg (x) y = Add (x, a)", False),
+    ("a = Mul (w, x) y = Add (x, a)", False),
+    ("q = QuantizeLinear (w, s) a = DequantizeLinear (q, s) y = Add (x, a)", False),
+    ("a = Clip (w, , w) y = Add (x, a)", True),
+])  # fmt: skip
+def test_what_onnx_runtime_computes_before_it_runs(body: str, expected: bool) -> None:
+    weights = {"w": np.array(2.0, np.float32)} | ({"s": np.array(0.5, np.float32)} if "s)" in body else {})
+    model = named(f"g (float[4] x) => (float[4] y) {{ {body} }}", weights)
+    assert runtime_faults._is_fixed(model.graph[-1].inputs[1]) is expected
+
+
+@pytest.mark.parametrize("factor, added", [(1.0, False), (0.999, True)])
+def test_a_factor_other_than_one_is_a_node(factor: float, added: bool) -> None:
+    model = named("g (float[4] x) => (float[4] y) { y = Relu (x) }")
+    assert fixed_point.multiply(model.graph[0], factor, Names(model)) is added
+    assert [node.op_type for node in model.graph] == (["Relu", "Mul"] if added else ["Relu"])
+    assert str(model.graph.outputs[0].name) == "y"
+
+
+@pytest.mark.parametrize("shape, axes, expected", [
+    ([2, 3, 4], [1, 2], 12), ([2, 3, 4], None, 24), ([2, 3, 4], [-1], 4), ([2, 0, 4], [1], None), ([2, "n"], [0], 2),
+    ([2, "n"], [1], None), (None, [1], None),
+])  # fmt: skip
+def test_how_many_values_a_mean_is_of(shape: Any, axes: list[int] | None, expected: int | None) -> None:
+    value = ir.Value(name="x", shape=None if shape is None else ir.Shape(shape))
+    node = ir.node("ReduceMean", [value], attributes={} if axes is None else {"axes": axes})
+    assert fixed_point.reduced(node) == expected
+
+
+ONE, TWO = (
+    ["Abs", "Ceil", "Floor", "Neg", "Reciprocal", "Round", "Sqrt"],
+    ["Add", "Div", "Max", "Min", "Mod", "Mul", "Pow", "Sub"],
+)
+PLACES = {op: f"{op} (x)" for op in ONE} | {op: f"{op} (x, x)" for op in TWO} | {
+    "Clip": "Clip (x)", "Concat": "Concat<axis = 0> (x, x)", "Where": "Where (c, x, x)", "Range": "Range (s, s, s)",
+    "Reshape": "Reshape (x, h)", "Mod": "Mod<fmod = 1> (x, x)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op_type", PLACES)
+def test_float_arithmetic_that_ends_in_an_index(op_type: str) -> None:
+    """What moves values and what computes with numbers of places belongs to the index; functions are data."""
+    model = named(
+        f"g (float[2] x, float s, bool[2] c, int64[1] h) => (float[n, 4] y) {{ f = {PLACES[op_type]} "
+        "i = Cast<to = 7> (f) y = Gather (t, i) }", {"t": models.normal(9, 4)},
+    )  # fmt: skip
+    found = {node.op_type for node in computes_shapes(model)}
+    assert found == ({"Cast"} if op_type in ("Exp", "Sigmoid", "Relu") else {"Cast", op_type})
