@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from quark.demo import data
 from quark.errors import ConfigError
@@ -103,6 +105,22 @@ def test_what_lies_behind_a_cut_computes_as_in_the_whole_model() -> None:
                 Runner(cut(other, list(other.graph)[:start]), names).run({"image": 0 * feed["image"], **floats}).values
             )
             assert all(np.allclose(found[name], plain[name], atol=1e-5) for name in names), start
+
+
+def test_only_what_a_file_can_hold_crosses_a_cut(tmp_path: Path) -> None:
+    """Every data type, against writing a tensor of it; and what is no tensor."""
+    crossed = set[str]()
+    for kind in ir.DataType:
+        made = ir.Node("", "Identity", [None])
+        made.outputs[0].name, made.outputs[0].type = "x", ir.TensorType(kind)
+        ir.Node("", "Identity", [made.outputs[0]])
+        if crossing_of([made]) is not None:
+            crossed.add(kind.name)
+            save_file({"x": np.zeros(2, kind.numpy())}, tmp_path / "x.safetensors")
+            assert np.array_equal(load_file(tmp_path / "x.safetensors")["x"], np.zeros(2, kind.numpy()))
+    assert {"FLOAT", "FLOAT16", "DOUBLE", "INT64", "INT32", "UINT8", "INT8", "BOOL"} <= crossed
+    made.outputs[0].type = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
+    assert crossing_of([made]) is None
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])

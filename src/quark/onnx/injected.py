@@ -62,10 +62,17 @@ def stretches(made: LayerRuns) -> tuple[Stretch, ...]:
 
 
 def crossing_of(before: Sequence[ir.Node]) -> tuple[str, ...] | None:
-    """What some nodes make and others read; None where that is no plain tensor."""
+    """What some nodes make and others read; None where a file cannot hold that."""
     found = [value for value, _, _ in _read_behind(before)]
-    plain = all(isinstance(value.type, ir.TensorType) and value.name for value in found)
-    return tuple(dict.fromkeys(str(value.name) for value in found)) if plain else None
+    return tuple(dict.fromkeys(str(value.name) for value in found)) if all(map(_is_kept, found)) else None
+
+
+def _is_kept(value: ir.Value) -> bool:
+    """Whether a file can hold a value, so that it can be fed: a tensor of numbers that NumPy has."""
+    if not isinstance(value.type, ir.TensorType) or value.dtype in (None, ir.DataType.UNDEFINED) or not value.name:
+        return False
+    kind = value.dtype.numpy()
+    return kind.kind in "fiub" and kind.isbuiltin == 1
 
 
 def _read_behind(before: Sequence[ir.Node]) -> Iterator[tuple[ir.Value, ir.Node, int]]:
@@ -80,7 +87,7 @@ def floats_of(made: LayerRuns, found: Sequence[Stretch]) -> tuple[str, ...]:
     layers = {unit.name for unit in made.units}
     nodes = (node for node in opened(str(made.common.model)).graph if node.name in layers)
     values = [value for node in nodes for value in (*node.inputs, *node.outputs) if value and value.producer()]
-    plain = (str(value.name) for value in values if isinstance(value.type, ir.TensorType) and value.name)
+    plain = (str(value.name) for value in values if _is_kept(value))
     return tuple(dict.fromkeys((*plain, *(name for stretch in found for name in stretch.crossing))))
 
 
