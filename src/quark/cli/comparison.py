@@ -70,12 +70,26 @@ def run(request: Compare) -> None:
 
 def _compared(request: Compare, path: Path, samples: Any, causing: bool) -> ComparedModel:
     with bars() as update:
-        found = compare(request.model, path, samples, progress=lambda done: update("compare", done, len(samples)))
+        found = compare(
+            request.model,
+            path,
+            samples,
+            progress=lambda done: update("compare", done, len(samples)),
+            libraries=request.libraries,
+        )
         measured = None
         if causing:
-            measured = causes(request.model, path, samples, progress=lambda done: update("causes", done, SAMPLES))
+            measured = causes(
+                request.model,
+                path,
+                samples,
+                progress=lambda done: update("causes", done, SAMPLES),
+                libraries=request.libraries,
+            )
             found = with_causes(found, measured)
-    seconds = median_seconds({"float": request.model, "quantized": path}, next(iter(samples)))
+    seconds = median_seconds(
+        {"float": request.model, "quantized": path}, next(iter(samples)), libraries=request.libraries
+    )
     return ComparedModel(path, found, _verdict(request, path, found, seconds), measured)
 
 
@@ -83,7 +97,7 @@ def _verdict(request: Compare, path: Path, found: Comparison, seconds: Mapping[s
     """The lines about one quantized model."""
     source = request.source
     where = "on generated data, which says little" if source.random else f"on {found.samples} samples"
-    subject = Subject(request.model, path, None, source_words(source), where)
+    subject = Subject(request.model, path, None, source_words(source), where, libraries=request.libraries)
     lines = judge_all(subject, None, found, seconds)
     lost = any(line.bad and line.subject == "accuracy" for line in lines)
     words = ["quark", "auto", str(request.model), *subject.source, "-o", str(path.with_name(f"{path.stem}_best.onnx"))]
@@ -115,7 +129,7 @@ def page(request: Compare, found: Sequence[ComparedModel], samples: Any) -> Repo
     measured = [one.causes for one in found if one.causes is not None]
     tables = [table for one in found for table in _tables(one, len(found) > 1)]
     title = f"{' and '.join(one.path.name for one in found)} against {request.model.name}"
-    seen = examples(request.model, request.quantized, samples)
+    seen = examples(request.model, request.quantized, samples, request.libraries)
     return report_of(title, request.model, views, measured, seen, tables)
 
 

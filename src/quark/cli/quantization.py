@@ -186,6 +186,7 @@ def _verdict(
         "file": request.config,
         "judged_on": judged_on,
         "counted": result.counted,
+        "libraries": settings.get("UserCustomOpLibPath"),
     }
     files = (request.model, request.output)
     subject = Subject(*files, choice, words, _where(request, check), feed, named, **typed)
@@ -194,10 +195,9 @@ def _verdict(
         lines.insert(0, Line("accuracy", "not measured", "no samples" if samples is None else "--no-check", bad=True))
     if check is not None and check.moved is not None:
         lines.insert(1, runtime_line(check.moved.name, check.moved.optimized, check.moved.written))
-    libraries = settings.get("UserCustomOpLibPath")
     ways = shlex.join(words) or "--data SAMPLES"
     measure = [f"quark onnx compare {shlex.quote(str(request.model))} {shlex.quote(str(named))} {ways}"]
-    advice = advise(subject, result, found, (samples, feeds_), libraries) if found else measure
+    advice = advise(subject, result, found, (samples, feeds_)) if found else measure
     return Verdict(tuple(lines), (*advice, *remedies(subject, lines)))
 
 

@@ -226,9 +226,19 @@ class Compare:
     ]
     report: ReportPath = None
     fail_under: FailUnder = None
+    custom_ops: Annotated[
+        Path | None,
+        Reads(),
+        typer.Option(help="A library with custom operators of the models, or a folder of some."),
+    ] = None
     overwrite: Overwrite = False
     json: Json = False
     source: SampleSource = field(default_factory=SampleSource)
+
+    @property
+    def libraries(self) -> str | None:
+        """The same as the option ``UserCustomOpLibPath`` has it."""
+        return None if self.custom_ops is None else str(self.custom_ops)
 
 
 @dataclass(frozen=True, kw_only=True)

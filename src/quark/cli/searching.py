@@ -172,6 +172,6 @@ def _judged(
         check = check_of(request.model, made, shown[0], False, libraries)
         where = "on generated data, which says little" if request.source.random else f"on {shown[1]}"
         choice = None if request.config else Choice(request.chosen)
-        subject = Subject(request.model, made, choice, (), where, check.samples[0])
+        subject = Subject(request.model, made, choice, (), where, check.samples[0], libraries=libraries)
         lines = judge_all(subject, result.plan, check.comparison, check.seconds)
         return lines, check, repeating(result.plan)

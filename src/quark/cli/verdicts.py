@@ -119,6 +119,7 @@ class Subject:
         file: the configuration file that says more than the choice's preset.
         judged_on: words of the command line that name the samples of the judgement, where they are others.
         counted: how much of the output is quantized, where that is known.
+        libraries: files with the models' custom operators.
     """
 
     model: Path
@@ -133,11 +134,12 @@ class Subject:
     file: Path | None = None
     judged_on: Sequence[str] = ()
     counted: Coverage | None = None
+    libraries: Libraries = None
 
     @cached_property
     def shares(self) -> Coverage:
         """How much of the output is quantized."""
-        return self.counted or coverage(self.output, self.feed)
+        return self.counted or coverage(self.output, self.feed, self.libraries)
 
     def keeps_file(self, choice: Choice) -> bool:
         """Whether a choice stands beside the configuration file: one of another preset stands in its place."""
@@ -187,9 +189,7 @@ def elsewhere(choice: Choice | None) -> str:
     return "" if "cpu" in hardware or not hardware else " and ".join(kind.upper() + "s" for kind in hardware)
 
 
-def advise(
-    subject: Subject, result: Result, found: Comparison, samples: tuple[Any, list[Feed]], libraries: Libraries
-) -> list[str]:
+def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[Any, list[Feed]]) -> list[str]:
     """The command that helps most of those that were tried, with its figure; what else can be done where none did."""
     judged = worst(found.outputs, found.answers)
     if subject.choice is None or judged is None or judged.level == len(LEVELS) - 1:
@@ -203,7 +203,7 @@ def advise(
             return None
         if proto is None:
             return None
-        again = compare(subject.model, proto, chosen, layers=False, libraries=libraries)
+        again = compare(subject.model, proto, chosen, layers=False, libraries=subject.libraries)
         return worst(again.outputs, again.answers)
 
     npu = "npu" in get_preset(subject.choice.preset).hardware

@@ -21,8 +21,10 @@ import onnx
 import onnx_ir as ir
 
 from quark.onnx.graph import model as files
+from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.quantized import dequantizer
 from quark.onnx.graph.run import Runner
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import prove_shapes, static_shape
 from quark.onnx.graph.surgery import input_at, int_attribute
 from quark.onnx.qdq.op_rules import MOVES_VALUES
@@ -83,20 +85,23 @@ class Coverage:
 
 
 def coverage(
-    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, feed: Mapping[str, np.ndarray] | None = None
+    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model,
+    feed: Mapping[str, np.ndarray] | None = None,
+    libraries: Libraries = None,
 ) -> Coverage:
     """How much of a model, quantized or not, is computed in integers and stored as codes.
 
     Args:
         model: a path or a model; it stays as it is.
         feed: one sample, ``{input name: array}``: what free sizes are. Without one they count as 1.
+        libraries: files with the model's custom operators.
 
     Raises:
         ModelError: the model cannot be read.
         DataError: the sample does not fit it.
     """
     opened = files.load(model)
-    return _count(opened, Sizes.on(opened, feed, lambda: files.load(model)))
+    return _count(opened, Sizes.on(opened, feed, lambda: files.load(model), libraries))
 
 
 def as_stated(model: ir.Model) -> Coverage | None:
@@ -147,13 +152,20 @@ class Sizes:
     seen: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def on(cls, model: ir.Model, feed: Mapping[str, np.ndarray] | None, as_written: Callable[[], ir.Model]) -> Sizes:
+    def on(
+        cls,
+        model: ir.Model,
+        feed: Mapping[str, np.ndarray] | None,
+        as_written: Callable[[], ir.Model],
+        libraries: Libraries = None,
+    ) -> Sizes:
         """On one sample.
 
         Args:
             model: it learns shapes.
             feed: the sample.
             as_written: the model as it was, for a run where inference does not find every size.
+            libraries: files with its custom operators.
         """
         for value in model.graph.inputs:
             if feed is not None and value.name is not None and value.name in feed:
@@ -161,7 +173,7 @@ class Sizes:
         prove_shapes(model)
         names = [] if feed is None else _unproved(model)
         # the session opens the model as it is written: ONNX Runtime (1.31) breaks off on some Ifs once sizes are fixed
-        return cls({} if feed is None or not names else _observed(as_written(), names, feed))
+        return cls({} if feed is None or not names else _observed(as_written(), names, feed, libraries))
 
     def of(self, value: ir.Value | None) -> tuple[int, ...]:
         """The shape; sizes that nothing tells are 1."""
@@ -184,9 +196,11 @@ def _measured(node: ir.Node) -> list[ir.Value]:
     return [value for value in (*node.inputs[:4], *node.outputs[:1]) if value is not None]
 
 
-def _observed(model: ir.Model, names: Sequence[str], feed: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+def _observed(
+    model: ir.Model, names: Sequence[str], feed: Mapping[str, np.ndarray], libraries: Libraries
+) -> dict[str, tuple[int, ...]]:
     """The shapes of these tensors, off one run."""
-    found = Runner(model, names).run(feed).values
+    found = Runner(model, names, runtime=Runtime(libraries=libraries)).run(feed).values
     return {name: np.shape(array) for name, array in found.items()}
 
 

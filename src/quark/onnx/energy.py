@@ -10,7 +10,10 @@ from quark.onnx.quantization.config.tuners import split
 
 def macs_of(common: FloatModelFiles) -> dict[str, float]:
     """Multiplications of every layer for one sample, by name."""
-    return {layer.name: layer.macs for layer in coverage(common.model, common.feed(0)).layers}
+    return {
+        layer.name: layer.macs
+        for layer in coverage(common.model, common.feed(0), common.job.options.UserCustomOpLibPath).layers
+    }
 
 
 def types_of(name: str) -> str:

@@ -71,7 +71,7 @@ class FileMetric(PlanMetric):
     def costs(self, plan: Mapping[str, str]) -> dict[str, float]:
         """The costs of a plan, with the seconds of the whole model: sums know nothing of borders between types."""
         feed = next(self.common.pairs())[0]
-        before = self.ledger.number("float seconds", lambda: median_seconds({"": self.common.model}, feed)[""])
+        before = self.ledger.number("float seconds", lambda: self.seconds({"float": self.common.model}, feed)["float"])
         ratio = self.ledger.number(self.key(plan, "seconds"), lambda: self.ratio(plan, feed))
         chosen = [plan[layer] for layer in self.study.layers]
         sums = {name: total(self.study, name, chosen) for name in self.study.trials[0].costs}
@@ -83,9 +83,12 @@ class FileMetric(PlanMetric):
             path = self.quantized(plan, Path(folder))
             if path == self.common.model:
                 return 1.0
-            libraries = self.common.job.options.UserCustomOpLibPath
-            seconds = median_seconds({"float": self.common.model, "plan": path}, feed, 1.0, libraries=libraries)
+            seconds = self.seconds({"float": self.common.model, "plan": path}, feed)
             return seconds["plan"] / seconds["float"]
+
+    def seconds(self, models: Mapping[str, Path], feed: Feed) -> dict[str, float]:
+        """Median seconds of models, timed side by side, with the user's own operators."""
+        return median_seconds(models, feed, 1.0, libraries=self.common.job.options.UserCustomOpLibPath)
 
     def measured(self, plan: Mapping[str, str]) -> float:
         """Quantize, and measure."""

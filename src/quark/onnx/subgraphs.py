@@ -82,7 +82,8 @@ def quantize_bodies(model: ir.Model, job: Job, reader: Any, known: Sequence[Node
         if not is_wanted(graph, job.options):
             continue
         body, captured = alone(graph, model)
-        feeds = None if reader is None else Fed(partial(_feeds, model, (node, attribute), body, captured, reader))
+        fed = partial(_feeds, model, (node, attribute), body, captured, reader, _runtime(job))
+        feeds = None if reader is None else Fed(fed)
         _correct_shapes(body, captured, feeds or ())
         with _located(place_of(node, attribute), job):
             made = _quantized(body, in_place(job, place_of(node, attribute)), feeds, known)
@@ -116,7 +117,7 @@ def entered(model: ir.Model, job: Job, feeds: Fed, outer: str = "") -> Iterator[
         if not is_wanted(graph, job.options):
             continue
         body, captured = alone(graph, model)
-        inside = Fed(partial(_feeds, model, (node, attribute), body, captured, feeds))
+        inside = Fed(partial(_feeds, model, (node, attribute), body, captured, feeds, _runtime(job)))
         if next(iter(inside), None) is None:
             continue
         place = place_of(node, attribute)
@@ -242,13 +243,23 @@ class Fed:
         return self._make()
 
 
+def _runtime(job: Job) -> Runtime:
+    """What bodies are run with to see what they hand on: the CPU, and the operators that the user's libraries bring."""
+    return Runtime(libraries=job.options.UserCustomOpLibPath)
+
+
 def _feeds(
-    model: ir.Model, place: tuple[ir.Node, str], body: ir.Model, captured: tuple[str, ...], reader: Any
+    model: ir.Model,
+    place: tuple[ir.Node, str],
+    body: ir.Model,
+    captured: tuple[str, ...],
+    reader: Any,
+    runtime: Runtime,
 ) -> Iterator[dict[str, np.ndarray]]:
     """What the float model hands to a body, sample by sample and iteration by iteration."""
     node, attribute = place
     sources = [str(value.name) for value in node.inputs if value is not None and not is_constant(value)]
-    runner = Runner(model, list(dict.fromkeys([*captured, *sources])))
+    runner = Runner(model, list(dict.fromkeys([*captured, *sources])), runtime=runtime)
     # a body that no sample enters hands none to those inside it
     for sample in reader if isinstance(reader, Fed) else checked(samples_of(reader), inputs_of(model)):
         seen = runner.run(sample).values
@@ -259,13 +270,17 @@ def _feeds(
             if wanted == attribute:
                 yield around
         elif node.op_type == "Loop":
-            yield from _iterations(body, given, around)
+            yield from _iterations(body, given, around, runtime)
         else:
-            yield from _steps(node, body, given, around)
+            yield from _steps(node, body, given, around, runtime)
 
 
 def _steps(
-    node: ir.Node, body: ir.Model, given: list[np.ndarray | None], around: Mapping[str, np.ndarray]
+    node: ir.Node,
+    body: ir.Model,
+    given: list[np.ndarray | None],
+    around: Mapping[str, np.ndarray],
+    runtime: Runtime,
 ) -> Iterator[dict[str, np.ndarray]]:
     """The feeds of every step of a Scan: its state, and one slice of every tensor that it goes through."""
     names = [str(value.name) for value in body.graph.inputs if value.name not in around]
@@ -278,7 +293,7 @@ def _steps(
         for one, axis, back in zip(through, axes, backwards, strict=True)
     ]
     kept = [str(value.name) for value in body.graph.outputs[: len(state)]]
-    runner = Runner(_unshaped(body), kept)
+    runner = Runner(_unshaped(body), kept, runtime=runtime)
     for step in zip(*turned, strict=True):
         feed = {**dict(zip(names, [*state, *map(np.ascontiguousarray, step)], strict=True)), **around}
         yield feed
@@ -293,7 +308,7 @@ def _value(value: ir.Value | None, seen: Mapping[str, np.ndarray]) -> np.ndarray
 
 
 def _iterations(
-    body: ir.Model, given: list[np.ndarray | None], around: Mapping[str, np.ndarray]
+    body: ir.Model, given: list[np.ndarray | None], around: Mapping[str, np.ndarray], runtime: Runtime
 ) -> Iterator[dict[str, np.ndarray]]:
     """The feeds of every iteration of a Loop: its number, its condition, its state.
 
@@ -302,7 +317,7 @@ def _iterations(
     formal = [value for value in body.graph.inputs if value.name not in around]
     ranks = [1 if value.shape is not None and len(value.shape) == 1 else 0 for value in formal[:2]]
     outputs = [str(value.name) for value in body.graph.outputs]
-    runner = Runner(_unshaped(body), outputs)
+    runner = Runner(_unshaped(body), outputs, runtime=runtime)
     limit = None if given[0] is None else int(np.asarray(given[0]).reshape(()))
     condition = True if len(given) < 2 or given[1] is None else bool(np.asarray(given[1]).reshape(()))
     state, number = [np.asarray(value) for value in given[2:]], 0
