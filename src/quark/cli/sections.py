@@ -39,8 +39,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("--overwrite",),
     ),
     "How it runs": (
-        *("--device", "--threads", "--backend", "--workers", "--trust-remote-code", "--verbose", "--version"),
-        *("--install-completion", "--show-completion"),
+        *("--device", "--threads", "--backend", "--workers", "--custom-ops", "--trust-remote-code", "--verbose"),
+        *("--version", "--install-completion", "--show-completion"),
     ),
 }
 _ORDER = [name for names in SECTIONS.values() for name in names]
