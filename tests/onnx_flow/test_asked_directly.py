@@ -354,6 +354,8 @@ def test_steps_of_a_recurrent_layer(shape: Any, steps: int, batch: int, monkeypa
     assert slower.dynamic_is_faster(node)
     kind, gates = "LSTM" if batch == 1 else "LSTM batch", 24 * steps * batch
     assert asked == [(kind, form, gates, gates * 5.0) for form in ("float", "integer")]
+    monkeypatch.setattr(slower, "_time", lambda *given: 1.0)
+    assert not slower.dynamic_is_faster(node)
     node.inputs[1].shape = None  # type: ignore[union-attr]
     assert not slower.dynamic_is_faster(node)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx.graph.surgery import Names
 from quark.onnx.npu import fixed_point, rules
-from quark.onnx.qdq import nbits_algorithms, overrides, place, runtime_faults, tables
+from quark.onnx.qdq import dynamic, nbits_algorithms, overrides, place, runtime_faults, tables
 from quark.onnx.qdq.index_paths import computes_shapes
 
 
@@ -185,3 +186,25 @@ def test_float_arithmetic_that_ends_in_an_index(op_type: str) -> None:
     )  # fmt: skip
     found = {node.op_type for node in computes_shapes(model)}
     assert found == ({"Cast"} if op_type in ("Exp", "Sigmoid", "Relu") else {"Cast", op_type})
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 49, 64, 65, 1000])
+def test_the_mean_of_the_device_is_the_nearest_that_it_has(count: int) -> None:
+    """1/n as K / 2^s with s up to 6 + ceil(log2 n); the exact mean is off by n K / 2^s."""
+    longest = 6 + (count - 1).bit_length()
+    found = [Fraction(round(Fraction(2**s, count)), 2**s) for s in range(longest + 1)] if count > 1 else [Fraction(1)]
+    best = min(abs(one - Fraction(1, count)) for one in found)
+    factor = Fraction(fixed_point.mean_factor(count))
+    assert abs(factor / count - Fraction(1, count)) <= best + Fraction(1, 10**15)
+    if count & (count - 1) == 0:
+        assert factor == 1
+
+
+@pytest.mark.parametrize("kind, expected", [("float", None), ("float16", "it computes on other types than float32")])
+def test_the_dynamic_flow_is_one_of_float32(kind: str, expected: str | None) -> None:
+    weight = models.normal(4, 3).astype(np.float16 if kind == "float16" else np.float32)
+    node = named(f"g ({kind}[2, 4] x) => ({kind}[2, 3] y) {{ y = MatMul (x, w) }}", {"w": weight}).graph[0]
+    job: Any = SimpleNamespace(options=Options())
+    layer = LayerSpec(TensorSpec("uint8"), TensorSpec("int8"), None, None)
+    assert dynamic._why_float(node, layer, job, False) == expected
+    assert dynamic._why_float(node, LayerSpec(TensorSpec("uint8"), None, None, None), job, False) is not None

@@ -157,6 +157,8 @@ TABLES: dict[str, tuple[Any, bool]] = {
     "large": ({}, True),
     "a vector": ({"shape": (1 << 16,)}, False),
     "few numbers": ({"shape": (16, 128)}, False),
+    "as few as may be, in rows as short": ({"shape": (512, 8)}, True),
+    "rows a number shorter": ({"shape": (1024, 7)}, False),
     "short rows": ({"shape": (1 << 14, 4)}, False),
     "short rows of two axes": ({"shape": (1 << 12, 2, 16)}, True),
     "columns": ({"axis": 1}, False),
