@@ -78,6 +78,9 @@ def test_caches_across_encoder_and_decoder_have_no_place_in_one_format(format: s
         ("fp8_block", "fp8", "c_attn': it is a Conv1D"),
         ("int4_wo_32", "awq", "narrow.weight' has 4 outputs of 4 bits"),
         ("uint4_wo_32", "gptq", "narrow.weight' has 4 outputs of 4 bits"),
+        ("mxfp4", "compressed-tensors", "it has rows of 48 numbers, which blocks of 32 do not divide"),
+        ("mxfp8", "compressed-tensors", "it has rows of 48 numbers, which blocks of 32 do not divide"),
+        ("mxfp8", "modelopt", "it has rows of 48 numbers, which blocks of 32 do not divide"),
     ],
 )
 def test_layers_that_a_format_does_not_hold_are_refused_before_any_work(
@@ -89,7 +92,8 @@ def test_layers_that_a_format_does_not_hold_are_refused_before_any_work(
         sizes = {"n_embd": 128, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 32}
         model, narrow = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)), "*nothing*"
     else:
-        sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+        width = 48 if "48" in said else 64
+        sizes = {"hidden_size": width, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
         model, narrow = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=4)), "lm_head"
         said = said.replace("narrow", narrow)
     model.save_pretrained(tmp_path / "model")

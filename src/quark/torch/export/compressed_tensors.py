@@ -32,7 +32,7 @@ from quark.torch.export.compressed_caches import cache_items, cache_scheme, cach
 from quark.torch.export.decoded import COMPRESSED, Foreign, decompressor, rows_cut
 from quark.torch.export.described import excluded
 from quark.torch.export.huggingface import config_of
-from quark.torch.export.layout import CODES, BlockLayout, layout_of_quantizer, store
+from quark.torch.export.layout import CODES, BlockLayout, check_blocks, layout_of_quantizer, store
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, write_config
 from quark.torch.export.original import FileNames, names_of, outside_items
@@ -143,6 +143,7 @@ def scheme_of(name: str, layer: QuantLayer, apart: Collection[str] = ()) -> Any:
         activation = None  # no sample reached it: it stays float
     if weight is None:
         refuse(name, "its weight is float")
+    check_blocks(name, (weight.stage,), layer.in_features, "compressed-tensors")
     inputs = None if activation is None else QuantizationArgs(**arguments(name, activation, weight=False))
     return QuantizationScheme(
         targets=[f"re:^{name}$".replace(".", r"\.")],

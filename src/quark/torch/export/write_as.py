@@ -26,6 +26,7 @@ from quark.torch.export.gguf_model import check_before, export_gguf
 from quark.torch.export.gguf_tensors import FileLoss
 from quark.torch.export.gptq import check_words
 from quark.torch.export.huggingface import export_safetensors
+from quark.torch.export.layout import check_blocks
 from quark.torch.export.model_files import copy_beside
 from quark.torch.export.onnx_model import FILE, export_onnx
 from quark.torch.export.reader_scales import with_scales_in
@@ -155,6 +156,8 @@ def check_layers(model: nn.Module, config: QConfig, format: str) -> None:
             what = f"it is a {type(layer).__name__}, and only linear layers can be"
             raise ConfigError(f"{format} cannot hold {item.layer.name!r}: {what}")
         lengths = {"outputs": layer.out_features, "inputs": layer.in_features} if isinstance(layer, nn.Linear) else {}
+        if weight and lengths:
+            check_blocks(item.layer.name, weight, lengths["inputs"], format)
         if weight and SIDES[format]:
             sides = {side: lengths[side] for side in SIDES[format]}
             check_words(f"{item.layer.name}.weight", as_a(Int, weight[0].format).bits, sides)
