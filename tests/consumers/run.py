@@ -9,6 +9,7 @@ only. The page ``docs/compatibility.md`` is written from them.
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib.metadata
 import json
 import logging
@@ -70,8 +71,9 @@ def filled(cell: Any, tiny: Any, name: str, cls: str, keys: Iterable[tuple[str, 
 
 
 def kept(found: dict[str, Any]) -> dict[str, Any]:
-    """What a table needs of a cell."""
-    return {name: found[name] for name in ("cell", "stage", "why", "import", "error", "cost") if name in found}
+    """What a table needs of a cell, and the day."""
+    told = {name: found[name] for name in ("cell", "stage", "why", "import", "error", "cost") if name in found}
+    return {**told, "run": str(datetime.date.today())}
 
 
 def page(results: dict[str, Any]) -> str:
@@ -90,7 +92,7 @@ def page(results: dict[str, Any]) -> str:
         "anything is written.",
         "",
         f"{len(names)} architectures: those whose float files transformers reads as it wrote them. Read by",
-        f"{versions}; the formats are those before the programs: `scheme:format`.",
+        f"{versions}; the formats are those before the programs: `scheme:format`. Run on {days(results)}.",
         "",
         *table(["cell", *columns], counts(results, columns)),
         "",
@@ -102,6 +104,15 @@ def page(results: dict[str, Any]) -> str:
         rows = [[f"`{key}`", value["cell"], reason(value)] for key, value in sorted(reasons.items())]
         lines += ["## What is not right", "", *table(["cell", "is", "because"], rows), ""]
     return "\n".join(lines)
+
+
+def days(results: dict[str, Any]) -> str:
+    """The days on which cells were run last, and which architectures."""
+    found: dict[str, set[str]] = {}
+    for key, value in results.items():
+        found.setdefault(value["run"], set()).add(key.split("/")[0])
+    parts = [f"{day} ({len(found[day])} architectures)" for day in sorted(found, reverse=True)]
+    return ", ".join(parts)
 
 
 def row(name: str, results: dict[str, Any], columns: Iterable[str]) -> list[str]:
