@@ -103,6 +103,26 @@ def test_a_name_with_its_place_means_that_body(name: str, expected: list[bool]) 
     assert [any(one.name.endswith("_quantized") for one in body.initializer) for body in bodies(result)] == expected
 
 
+@pytest.mark.parametrize("size", [4, 16, 64])  # weights inside a file, beside it, and shared with the runtime
+def test_layers_in_bodies_are_tried_whatever_their_weights_take(size: int) -> None:
+    text = f"""
+    wide (float[2, {size}] x, bool flag) => (float[2, {size}] y) {{
+        first = MatMul (x, w)
+        y = If (flag) <
+            then_branch = then () => (float[2, {size}] t) {{ t = MatMul (first, v) }},
+            else_branch = other () => (float[2, {size}] o) {{ o = Neg (first) }}
+        >
+    }}"""
+    proto = models.model(text, {name: models.normal(size, size, seed=k) for k, name in enumerate("wv")})
+    for node in proto.graph.node:
+        node.name = f"n_{node.output[0]}"
+    branch = next(one.g for one in proto.graph.node[1].attribute if one.name == "then_branch")
+    branch.initializer.append(proto.graph.initializer.pop())  # the body has its weight itself
+    feeds = [{"x": models.normal(2, size, seed=k), "flag": np.array(k != 1)} for k in range(4)]
+    found = sensitivity(proto, "A8W8", feeds, ["uint8/int4"])
+    assert found.layers == ["n_first", "n_y/then_branch/t"] and all(one.loss > 0 for one in found.trials)
+
+
 @pytest.mark.parametrize("estimate", [False, True])
 def test_a_search_enters_bodies_and_its_file_makes_what_was_measured(tmp_path: Path, estimate: bool) -> None:
     """Some layers in bodies get another candidate, and what the file makes has the SQNR that was measured."""

@@ -152,10 +152,12 @@ def data_folder(model: ir.Model, limit: int = LARGE) -> Path | None:
 
 
 def _read(model: ir.Model, but: Set[ir.Value] = frozenset()) -> dict[ir.Value, ir.TensorProtocol]:
-    """External data as tensors in memory: a protobuf that is in memory has no folder to find files in."""
+    """External data, of bodies too, as tensors in memory: a protobuf that is in memory has no folder to find files
+    in."""
     return {
         value: ir.Tensor(tensor.numpy(), tensor.dtype, shape=shape_of(tensor), name=tensor.name)
-        for value in model.graph.initializers.values()
+        for graph in model.graphs()
+        for value in graph.initializers.values()
         if value not in but and isinstance(tensor := value.const_value, ir.ExternalTensor)
     }
 
