@@ -11,7 +11,7 @@ import pytest
 
 from quark.numerics.affine import Grid
 from quark.numerics.formats import FORMATS
-from quark.observers import Histogram, Memory, Values, entropy, mse
+from quark.observers import Histogram, Memory, Values, entropy, mse, tails
 from quark.observers.histogram import BLOCK
 from quark.observers.outlined import Outlined
 from quark.observers.sampled import ENOUGH, step_of
@@ -267,9 +267,16 @@ def test_so_many_values_are_passed_over_that_enough_are_left(way: int) -> None:
 
 def test_what_ends_keep_is_told_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     x = np.repeat(np.arange(200, dtype=np.float32), 50)
-    tails = Tails(0.02, 1)
-    tails.update(x)
+    ends = Tails(0.02, 1)
+    ends.update(x)
     with caplog.at_level(logging.WARNING):
         for rank in (1, 50, 51, 150, 9850, 9851, 10_000):
-            assert tails.quantile(rank / x.size) == np.sort(x)[rank - 1]
+            assert ends.quantile(rank / x.size) == np.sort(x)[rank - 1]
     assert not caplog.records
+
+
+@pytest.mark.parametrize("gone, told", [(1.0, False), (2.0, False), (2.5, True)])
+def test_a_value_that_may_have_gone_is_told(gone: float, told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    found = tails._at(np.array([3.0, 2.0], np.float32), np.float32(gone), 1)
+    assert found == max(2.0, gone) and bool(caplog.records) is told
+    assert tails._at(np.array([3.0, 2.0], np.float32), np.float32(0.5), 2) == 0.5

@@ -208,3 +208,12 @@ def test_the_dynamic_flow_is_one_of_float32(kind: str, expected: str | None) -> 
     layer = LayerSpec(TensorSpec("uint8"), TensorSpec("int8"), None, None)
     assert dynamic._why_float(node, layer, job, False) == expected
     assert dynamic._why_float(node, LayerSpec(TensorSpec("uint8"), None, None, None), job, False) is not None
+
+
+@pytest.mark.parametrize("side, factor", [
+    (3, 9 * 7 / 2**6), (5, 25 * 10 / 2**8), (6, 36 * 7 / 2**8), (7, 49 * 21 / 2**10), (14, 196 * 21 / 2**12),
+    (256, 1.0), (300, 1.0), (2, 1.0), (4, 1.0), (16, 1.0),
+])  # fmt: skip
+def test_kernels_that_the_device_has_constants_for(side: int, factor: float) -> None:
+    node = ir.node("AveragePool", [ir.Value(name="x")], attributes={"kernel_shape": [side, side]})
+    assert fixed_point.of_pool(node) == factor
