@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import quark.onnx
+from quark.onnx.algorithms.stages import READS_DATA, TRANSFORMS, TUNES
 from quark.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS
 
 PAGES = Path(__file__).parents[1] / "docs" / "algorithms"
@@ -31,8 +33,10 @@ def lacks(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ALGO_NAME_TO_CLASS.values(), ids=lambda kind: kind.name)
-def test_an_onnx_algorithm_has_a_page(kind: type) -> None:
+def test_an_onnx_algorithm_has_a_page_and_a_public_name_and_runs_somewhere(kind: type) -> None:
     assert missing(kind.__name__, "") == []
+    assert kind.__name__ in quark.onnx.__all__
+    assert kind in {**TRANSFORMS, **TUNES} or kind in READS_DATA
 
 
 def test_torch_algorithms_have_pages() -> None:
