@@ -65,3 +65,21 @@ def test_no_opset_says_anything_about_operators_that_onnx_does_not_have() -> Non
         node = files.ir.Node("", name, [])
         assert misfit(node, 21, 13) is None and misfit(node, 13, 21) is None, name
     assert misfit(files.ir.Node("", "Sinh", []), 8, 13) == "opset 8 has no operator Sinh"
+
+
+@pytest.mark.parametrize("opset", [11, 12, 16, 17])
+@pytest.mark.parametrize("preset", ["A8W8", "A8W8_CPU", "XINT8", "UINT8_DYNAMIC_QUANT", "MATMUL_NBITS"])
+def test_an_operator_from_before_onnx_had_it_is_taken(preset: str, opset: int) -> None:
+    """ONNX Runtime's optimizer writes LayerNormalization into models of older opsets than ONNX's first with it."""
+    graph = """
+    older (float[N, 5, 64] x) => (float[N, 5, 64] y) {
+        a = MatMul (x, w) n = LayerNormalization <axis = -1> (a, scale, bias) y = MatMul (n, w)
+    }"""
+    weights = {"w": models.normal(64, 64, scale=0.1), "scale": models.normal(64), "bias": models.normal(64, seed=1)}
+    model, config = models.model(graph, weights, opset), QConfig.get_default_config(preset)
+    config.global_quant_config.extra_options.update(PrintSummary=False)
+    feeds = [{"x": models.normal(2, 5, 64, seed=seed)} for seed in range(3)]
+    made = ModelQuantizer(config).quantize_model(model, None, None if preset == "MATMUL_NBITS" else feeds)
+    assert made is not None and coverage(made).stored > 0.9
+    reference, found = models.run(model, feeds[0])[0], models.run(made, feeds[0])[0]
+    assert 10 * np.log10((reference**2).sum() / ((reference - found) ** 2).sum()) > 12

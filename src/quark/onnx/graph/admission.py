@@ -10,7 +10,7 @@ again, and the summary says so. Not handled: faults that show on samples only; c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
 import onnx
@@ -266,11 +266,15 @@ def admit(model: ir.Model, custom: bool) -> list[PassReport]:
 
 
 @cache
-def registered() -> frozenset[tuple[str, str]]:
-    """(domain, operator) of everything that ONNX Runtime knows."""
+def registered() -> Mapping[tuple[str, str], int]:
+    """(domain, operator) of everything that ONNX Runtime knows, with the first opset in which it does."""
     from onnxruntime.capi import onnxruntime_pybind11_state as _runtime  # reading a model needs no runtime
 
-    return frozenset((one.domain, one.name) for one in _runtime.get_all_operator_schema())
+    found: dict[tuple[str, str], int] = {}
+    for one in _runtime.get_all_operator_schema():
+        key = one.domain, one.name
+        found[key] = min(found.get(key, one.since_version), one.since_version)
+    return found
 
 
 def refusal(model: ir.Model, custom: bool) -> str | None:
@@ -281,11 +285,15 @@ def refusal(model: ir.Model, custom: bool) -> str | None:
 def refusal_of_proto(proto: onnx.ModelProto, custom: bool) -> str | None:
     """``refusal`` of a protobuf without external data, which is changed."""
     defined = {(one.domain, one.name) for one in proto.functions}
+    version = max((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), default=1)
     for node in _nodes(proto.graph):
         domain = "" if node.domain == "ai.onnx" else node.domain
-        foreign = not domain and not onnx.defs.has(node.op_type, domain)
-        known = (domain, node.op_type) in registered() or (domain, node.op_type) in defined
-        if foreign and not known and not custom:
+        key = domain, node.op_type
+        nowhere = not domain and not onnx.defs.has(node.op_type, domain)
+        known = key in defined or (key in registered() and registered()[key] <= version)
+        # ONNX Runtime has LayerNormalization in ONNX's domain from opset 1 on, and its optimizer writes it there
+        foreign = nowhere or (not domain and known and not onnx.defs.has(node.op_type, version, domain))
+        if nowhere and not known and not custom:
             return f"the operator {node.op_type!r} of the node {node.name!r} is known to neither ONNX nor ONNX Runtime"
         refused = node.op_type in DEPRECATED_AT_ONCE or (node.op_type in FAULTY_DEFAULTS and not node.attribute)
         if not domain and (foreign or refused):

@@ -15,6 +15,7 @@ LIKE: dict[str, dict[int, int]] = {
     "FastGelu": {0: 0},
     "Gelu": {0: 0},
     "GroupQueryAttention": {0: 0},
+    "LayerNormalization": {0: 0},
     "QuickGelu": {0: 0},
     "RotaryEmbedding": {0: 0},
     "SimplifiedLayerNormalization": {0: 0},
