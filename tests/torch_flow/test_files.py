@@ -377,3 +377,25 @@ def test_memory_stays_under_two_files(tmp_path: Path) -> None:
     run = [sys.executable, "-c", MEASURE, str(tmp_path / "source"), str(tmp_path / "target")]
     more = int(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
     assert more < 2 * max(sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fn])
+def test_eight_bits_without_a_scale_are_values_of_the_type_of_the_model(dtype: torch.dtype, tmp_path: Path) -> None:
+    """As transformers reads them; without a type they are refused by name."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    llama().to(torch.bfloat16).save_pretrained(tmp_path / "a")
+    path, settings = tmp_path / "a" / "model.safetensors", tmp_path / "a" / "config.json"
+    tensors = load_file(path)
+    save_file({**tensors, name: tensors[name].to(dtype)}, path, {"format": "pt"})
+    config = LLMTemplate.get("llama").get_config("int8_wo_per_channel")
+    quantize_checkpoint(tmp_path / "a", tmp_path / "files", config)
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.bfloat16)
+    export_safetensors(ModelQuantizer(config).quantize_model(model), tmp_path / "memory")
+    one, other = (load_file(tmp_path / folder / "model.safetensors") for folder in ("files", "memory"))
+    assert one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
+    told = {
+        key: value for key, value in json.loads(settings.read_text()).items() if key not in ("dtype", "torch_dtype")
+    }
+    settings.write_text(json.dumps(told))
+    with pytest.raises(ModelError, match=f"{name}' has the type {dtype}"):
+        quantize_checkpoint(tmp_path / "a", tmp_path / "other", config)

@@ -187,3 +187,16 @@ def test_what_is_read_and_written_again_has_the_names_of_the_file(kind: str, tmp
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     written = set(load_file(tmp_path / "float" / "model.safetensors"))
     assert written <= set(before)
+
+
+@pytest.mark.parametrize("format", ["compressed-tensors", "fp8"])
+def test_a_head_of_its_own_is_read_whatever_the_configuration_says(format: str, tmp_path: Path) -> None:
+    """transformers ties only what the files lack."""
+    model = quantized(llama(**SIZES), LLMTemplate.get("llama").get_config("fp8"))
+    wanted = logits(model)
+    write(model, tmp_path / "a", format)
+    path = tmp_path / "a" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+    convert(tmp_path / "a", tmp_path / "b", "compressed-tensors", "vllm")
+    for name in "ab":
+        assert torch.allclose(logits(quantized_model(tmp_path / name)), wanted, atol=1e-5)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -227,7 +227,21 @@ def empty_model(checkpoint: Checkpoint) -> nn.Module:
     model = architecture_of(checkpoint, True, False, dtype)  # a model that is cast has other rotary frequencies
     if model is None:
         raise ModelError(f"{str(checkpoint.folder / 'config.json')!r} names no architecture that transformers has")
+    untie_stored(model, checkpoint.names)
     return model
+
+
+def untie_stored(model: nn.Module, stored: Collection[str]) -> None:
+    """A weight that the files have beside the one that it is tied to has its own values, as transformers reads it,
+    whatever the configuration says."""
+    names, ties = names_of(model), getattr(model, "all_tied_weights_keys", None) or {}
+    for target, source in list(ties.items()):
+        if {names.outside(target), names.outside(source)} <= set(stored):
+            owner, _, own = target.rpartition(".")
+            module = model.get_submodule(owner)
+            shared = as_a(nn.Parameter, module._parameters[own])
+            module._parameters[own] = nn.Parameter(torch.empty_like(shared), requires_grad=False)
+            del ties[target]
 
 
 def coded_folder(folder: Path) -> CodedFolder:

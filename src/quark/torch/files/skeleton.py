@@ -205,6 +205,18 @@ def shares(whole: StoredSource, shape: tuple[int, ...], views: Mapping[str, torc
     return found
 
 
+def as_named(checkpoint: Checkpoint, name: str, stored: torch.dtype) -> torch.dtype:
+    """The type of ``config.json``, in which transformers reads a tensor of eight bits that no scale belongs to.
+
+    Raises:
+        ModelError: it names none.
+    """
+    found = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), None)
+    if not isinstance(found, torch.dtype):
+        raise ModelError(f"{name!r} has the type {stored}, and config.json has no dtype that it is to be read in")
+    return found
+
+
 def stored_tensors(checkpoint: Checkpoint) -> dict[str, StoredSource]:
     """Every tensor of a checkpoint, by its name there; values are not read."""
     found: dict[str, StoredSource] = {}
@@ -216,6 +228,8 @@ def stored_tensors(checkpoint: Checkpoint) -> dict[str, StoredSource]:
                 if dtype is None:
                     raise ModelError(f"{file!r}: {name!r} has the type {view.get_dtype()}, which torch does not have")
                 read = checkpoint.dtype if checkpoint.dtype is not None and dtype.is_floating_point else dtype
+                if read.is_floating_point and read.itemsize == 1 and "quantization_config" not in checkpoint.config:
+                    read = as_named(checkpoint, name, read)  # no codes, since nothing says what they stand for
                 found[name] = StoredSource(file, name, tuple(view.get_shape()), read)
     return found
 
