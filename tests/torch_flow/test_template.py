@@ -436,6 +436,18 @@ def test_reads_that_forward_never_comes_to_do_not_count() -> None:
     assert read_directly(Fusing()) == ["b"]
 
 
+def test_a_module_need_not_call_itself_self() -> None:
+    class Short(torch.nn.Module):
+        def __init__(this) -> None:  # noqa: N805
+            super().__init__()
+            this.a, this.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(this, x: torch.Tensor) -> torch.Tensor:  # noqa: N805
+            return torch.nn.functional.linear(this.b(x), this.a.weight, this.a.bias)
+
+    assert read_directly(Short()) == ["a"]
+
+
 @pytest.mark.parametrize("size", [32, 64], ids=["of the width", "of the inner width"])
 def test_layers_as_wide_as_there_are_places_are_no_heads(size: int) -> None:
     """An encoder has no layer whose output is one number a word; its places are as many as its layers are wide."""

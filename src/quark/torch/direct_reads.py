@@ -91,8 +91,14 @@ def all_methods(module: str) -> dict[str, list[ast.FunctionDef]]:
 
 
 def methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
-    """The methods of a class that run with its model."""
-    return (item for item in node.body if isinstance(item, ast.FunctionDef) and item.name not in SETTING_UP)
+    """The methods of a class that run with its model; whatever they call the module, here it is ``self``."""
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name not in SETTING_UP:
+            own = item.args.args[0].arg if item.args.args else "self"
+            for name in ast.walk(item) if own != "self" else ():
+                if isinstance(name, ast.Name) and name.id == own:
+                    name.id = "self"
+            yield item
 
 
 def reads(node: ast.AST, module: nn.Module | None) -> Iterator[str]:
