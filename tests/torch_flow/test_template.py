@@ -438,11 +438,11 @@ def test_reads_that_forward_never_comes_to_do_not_count() -> None:
 
 def test_a_module_need_not_call_itself_self() -> None:
     class Short(torch.nn.Module):
-        def __init__(this) -> None:  # noqa: N805
+        def __init__(this) -> None:
             super().__init__()
             this.a, this.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
 
-        def forward(this, x: torch.Tensor) -> torch.Tensor:  # noqa: N805
+        def forward(this, x: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.linear(this.b(x), this.a.weight, this.a.bias)
 
     assert read_directly(Short()) == ["a"]
