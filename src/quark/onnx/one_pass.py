@@ -140,8 +140,11 @@ class Passes:
     def runs(self) -> float:
         """Those that were made; a run of a part of the model counts as its share of the multiplications."""
         share = {layer: stretch.share for stretch in self.stretches for layer in stretch.layers}
-        looked = len(self.chosen) * (1 + len(self.quantized) + len(self.whole))
-        return looked + sum(share[layer] * seen for (layer, _), (_, seen) in self.arrived.items())
+        return self._looked + sum(share[layer] * seen for (layer, _), (_, seen) in self.arrived.items())
+
+    @property
+    def _looked(self) -> int:
+        return len(self.chosen) * (1 + len(self.quantized) + len(self.whole))
 
     def follows(self) -> int:
         """Samples on which one candidate of every layer is followed: as many as leave runs for what plans rest on, and
@@ -151,7 +154,9 @@ class Passes:
 
     def left(self, done: int) -> int:
         """Errors that may still be followed on all chosen samples, where so many were."""
-        return affordable(self.all_runs(), self.runs(), len(self.chosen), self.pairs, done)
+        estimates = self._looked + self.count * self._every()
+        measured = self.runs() - estimates
+        return affordable(self.all_runs(), estimates, measured, len(self.chosen), self.pairs, done)
 
     def _every(self) -> float:
         """Runs that following one candidate of every layer on one sample takes."""

@@ -41,18 +41,20 @@ class Alone:
     left: Callable[[int], int]
 
 
-def affordable(trials: float, spent: float, each: float, pairs: int, done: int) -> int:
+def affordable(trials: float, estimates: float, measured: float, each: float, pairs: int, done: int) -> int:
     """Pairs that may still be measured, so that all of it takes ``FEWER`` times fewer runs than trials; in small models
-    and with few samples, where estimates alone take nearly as many, a ``FEWER``-th of the pairs.
+    and with few samples, where the estimates alone take as many, a ``FEWER``-th of the pairs.
 
     Args:
         trials: runs of the model that one trial of each pair takes.
-        spent: those that were made.
+        estimates: those that the estimates took.
+        measured: those that measuring pairs took.
         each: those that measuring one pair takes, at most.
         pairs: layers times candidates.
         done: pairs that were measured.
     """
-    return max(int((trials / FEWER - spent) / each), pairs // FEWER - done)
+    left = trials / FEWER - estimates
+    return pairs // FEWER - done if left < each else int((left - measured) / each)
 
 
 def refined(study: Study, plan_of: Callable[[Study], Mapping[str, str]], alone: Alone) -> Study:

@@ -255,7 +255,7 @@ class LayerTrials:
         pairs, samples = sum(one.candidate != FLOAT for one in found.trials), len(self.common.samples)
         spent = one_pass.runs(samples, sum(name != FLOAT for name in found.candidates))
         each = min(TRIED, samples)
-        return Alone(self.losses, lambda done: affordable(pairs * samples, spent + done * each, each, pairs, done))
+        return Alone(self.losses, lambda done: affordable(pairs * samples, spent, done * each, each, pairs, done))
 
     def losses(self, pairs: Sequence[Pair]) -> list[float]:
         """The losses of layers under candidates on few samples, in their order."""
