@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import CodeType
 
@@ -57,7 +58,13 @@ APART = {
 }  # fmt: skip
 
 
-def readers() -> Iterator[tuple[str, str]]:
+@cache
+def readers() -> tuple[tuple[str, str], ...]:
+    """What ``_readers`` finds: all files are parsed once."""
+    return tuple(_readers())
+
+
+def _readers() -> Iterator[tuple[str, str]]:
     """(file, function) of everything that calls an opener; the outermost function of a module or class."""
     for path in sorted(ROOT.rglob("*.py")):
         for function in _functions(ast.parse(path.read_text(encoding="utf-8"))):

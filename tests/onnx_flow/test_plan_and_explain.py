@@ -80,7 +80,8 @@ REAL = ("squeezenet11_flowers5.onnx", "stories260K.onnx")
     ("name", "preset"),
     [
         *(("squeezenet11_flowers5.onnx", preset) for preset in ("XINT8", "A8W8", "MXFP4E2M1")),
-        *(("stories260K.onnx", preset) for preset in ("A8W8", "MATMUL_NBITS")),
+        ("stories260K.onnx", "MATMUL_NBITS"),
+        pytest.param("stories260K.onnx", "A8W8", marks=pytest.mark.slow),
     ],
 )
 def test_the_predicted_size_is_near_the_written_one(tmp_path: Path, name: str, preset: str) -> None:

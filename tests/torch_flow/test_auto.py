@@ -171,7 +171,7 @@ def test_the_command_writes_folder_recipe_and_page_and_goes_on_after_a_kill(tmp_
         ("vllm", "model.safetensors", "quark torch evaluate"),
         ("transformers", "model.safetensors", "quark torch evaluate"),
         ("llama.cpp", "*.gguf", "README.md says how llama.cpp loads it"),
-        ("genai", "*.onnx", "README.md says how onnxruntime-genai loads it"),
+        pytest.param("genai", "*.onnx", "README.md says how onnxruntime-genai loads it", marks=pytest.mark.slow),
     ],
 )
 def test_the_last_lines_tell_the_size_of_the_file_and_what_reads_it(

@@ -157,7 +157,9 @@ def test_damaged_words_of_a_description(kind: str, folders: Callable[[str], Path
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK[1:])) for kind in KINDS]
+)
 def test_damaged_folders_as_models(kind: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
     """What carries codes over, or computes with them, has the same sentences."""
     given, wrong = load_file(folders(kind) / "model.safetensors"), []

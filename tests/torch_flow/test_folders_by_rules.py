@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.pairs import pairs
 from tests.torch_flow.export.networks import llama, logits
 from tests.torch_flow.test_other_programs import entry, nf4, nvfp4, typed
 
@@ -250,8 +251,7 @@ def test_every_command_has_the_values(kind: str, tmp_path: Path) -> None:
         assert wrong(load_file(tmp_path / name / "model.safetensors"), values) == [f"{layer}weight"], name
 
 
-@pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("kind", CARRIED)
+@pytest.mark.parametrize(("kind", "given"), pairs(CARRIED, [False, True]))
 def test_python_reads_what_the_commands_read(kind: str, given: bool, tmp_path: Path) -> None:
     """With a model or without, whatever the folder leaves unsaid about the layers that are float."""
     values = folder_of(*CARRIED[kind], tmp_path / "q")

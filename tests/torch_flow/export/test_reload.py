@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.torch_flow.export.networks import IDS, Mixed, llama, logits
 from tests.torch_flow.export.programs import loaded_by
-from tests.torch_flow.export.schemes import every
+from tests.torch_flow.export.schemes import every, scaled
 from torch import nn
 
 from quark.errors import ConfigError, ModelError
@@ -37,7 +37,12 @@ from quark.torch.quantization.config.config import (
 )
 
 transformers = pytest.importorskip("transformers")
-SCHEMES = every()
+SCHEMES, SCALED = every(), scaled()
+#: Of what differs in type, granularity, symmetry and time alone: every third here, the rest with the slow tests.
+QUICK = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in SCALED and place % 3 > 0))
+    for place, name in enumerate(SCHEMES)
+]
 
 
 def layer(weight: DataTypeSpec, inputs: DataTypeSpec | None = None) -> QLayerConfig:
@@ -78,7 +83,7 @@ def quantized(model: nn.Module, config: QConfig) -> nn.Module:
     return ModelQuantizer(config).quantize_model(model, [IDS])
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", QUICK)
 @torch.no_grad()
 def test_every_scheme_of_every_layer_comes_back(name: str, tmp_path: Path) -> None:
     config = QLayerConfig(weight=SCHEMES[name])
