@@ -36,11 +36,12 @@ APART = {
         "onnx.tuned_speed.processor", "search.knapsack._silent", "cli.torch_refusals.torch_version",
     ),
     "written by this process a moment ago": (
-        "onnx.layer_runs", "torch.layer_runs", "torch.one_pass", "onnx.kernel_times", "onnx.scratch",
+        "onnx.injected", "onnx.layer_runs", "torch.layer_runs", "torch.one_pass", "onnx.kernel_times", "onnx.scratch",
         "torch.export.shards",
         "onnx.algorithms.samples",
         "files.lock", "files.atomic", "onnx.recipes",
     ),
+    "its first bytes, whatever they are": ("onnx.graph.other_formats",),
     "a digest of bytes, whatever they are": ("files.identity", "search.function.digest_of"),
     "read to tell our results from others, bytes only": ("files.ours",),
     "code of the user's, which is run": ("search.function.load_function", "cli.transformation.register"),
