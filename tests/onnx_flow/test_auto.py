@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from tests.onnx_flow.models import model
 
 from quark.cli import main
 from quark.demo import data
 from quark.errors import ConfigError
 from quark.onnx.auto import PURPOSES, Goal, Search, Trial, _dearness, auto, quantized
 from quark.onnx.compare import compare
+from quark.onnx.latency import median_seconds
 from quark.onnx.recipes import RECIPES, Choice, Climb
 from quark.report.verdict import Judged, worst
 from quark.search.parts import split
@@ -431,3 +433,9 @@ def test_of_trials_that_the_clock_cannot_tell_apart_the_more_accurate_one_wins(
         assert auto(folder / "model.onnx", split(samples()), Goal("cpu"), tmp_path).winner.name == better
     seconds["UINT8_DYNAMIC_QUANT"] = 1.2
     assert auto(folder / "model.onnx", split(samples()), Goal("cpu"), tmp_path).winner.name == "A8W8_CPU"
+
+
+def test_a_sample_may_have_numbers_that_are_no_arrays() -> None:
+    """What indexing a row of numbers gives, as a file of samples with an input of no axes does."""
+    proto = model("g (float x) => (float y) { y = Neg(x) }", {})
+    assert median_seconds({"": proto}, {"x": np.zeros(3, np.float32)[1]}, 0.0)[""] > 0

@@ -42,6 +42,7 @@ def median_seconds(
         libraries: files with the models' custom operators.
     """
     sessions = {name: _session(model, libraries) for name, model in models.items()}
+    feed = {name: np.asarray(value) for name, value in feed.items()}  # one of many numbers is no array of its own
     times: dict[str, list[float]] = {name: [] for name in sessions}
     end = time.perf_counter() + seconds
     for _ in range(rounds):
