@@ -116,6 +116,7 @@ def files(folder: Path) -> dict[str, Path]:
     (folder / "plan.yaml").write_text("preset: A8W8\n")
     (folder / "plan.json").write_text(Plan().to_json())
     (folder / "metric.py").write_text("def f(path): return 1.0\n")
+    (folder / "library.so").write_bytes(b"no library")
     (folder / "llama").mkdir()
     (folder / "llama" / "config.json").write_text("{}")
     (folder / "llama" / "model.safetensors").write_bytes(b"weights")
@@ -139,6 +140,7 @@ def value_of(option: str, command: str, folder: Path, marked: Reads) -> str:
         "config": "plan.yaml",
         "plan_from": "plan.json",
         "register": "metric.py",
+        "custom_ops": "library.so",
     }
     return str(folder / names[option])
 
@@ -310,6 +312,7 @@ ALLOWED = {
     "quark.numerics.array_files": "a memory map to read from",
     "quark.onnx.algorithms.mixprecision": PRIVATE,
     "quark.onnx.algorithms.samples": "files of random names in TmpDir or cache_dir",
+    "quark.onnx.injected": PRIVATE,
     "quark.onnx.layer_runs": PRIVATE,
     "quark.onnx.kernel_times": PRIVATE,
     "quark.onnx.scratch": "the folder for intermediate files",

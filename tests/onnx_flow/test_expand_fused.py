@@ -17,7 +17,11 @@ from quark.onnx.coverage import coverage
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.passes import expand_fused
 
-SMALL = ["squeezenet11_flowers5", "stories260K", *ZOO]
+#: Models in which ONNX Runtime fuses something.
+SMALL = [
+    *("squeezenet11_flowers5", "stories260K", "attention", "chain", "cnn", "constant_weights", "depthwise_cnn"),
+    *("initializers_as_inputs", "nhwc"),
+]
 
 
 def source(case: str) -> onnx.ModelProto:
@@ -43,8 +47,7 @@ def test_what_onnx_runtime_has_optimized_is_quantized_like_the_original(case: st
     """A layer that the fused form hides would be missing from the share of the multiplications."""
     original = source(case)
     optimized = fused_models.optimized(original, str(tmp_path / "optimized.onnx"))
-    if not fused_models.operators(optimized):
-        pytest.skip("nothing was fused")
+    assert fused_models.operators(optimized)
     expected, found = coverage(quantized(original)), coverage(quantized(optimized))
     assert found.integer > expected.integer - 0.02 and found.stored > expected.stored - 0.02
 
