@@ -95,20 +95,22 @@ def onnx(name: str, count: int, plans: bool) -> Row:
         start = time.process_time()
         trials = study(made, CANDIDATES, "sqnr", 1, Journal())
         middle = time.process_time()
-        passes = Passes.over(made, CANDIDATES, "sqnr")
-        estimates = passes.study()
+        alone_passes = Passes.over(made, CANDIDATES, "sqnr")
+        estimates = alone_passes.study()
         end = time.process_time()
+        passes = Passes.over(made, CANDIDATES, "sqnr", plan=True)
+        resting = passes.study()
         spent = list[Passes]()
 
         def alone() -> Alone:
             spent.append(replace(passes, arrived=deepcopy(passes.arrived)))
             return Alone(spent[-1].losses, spent[-1].left)
 
-        lost = gaps(trials, estimates, alone)
+        lost = gaps(trials, resting, alone)
         layer_runs.close()
-    runs = max(one.runs() for one in spent)
+    runs, spared = alone_passes.runs(), max(one.runs() for one in spent)
     row = as_row(trials, estimates, passes.all_runs(), runs, (middle - start, end - middle), lost)
-    return row | ({"plans": worse(path, samples, count)} if plans else {})
+    return row | {"runs with plan": spared} | ({"plans": worse(path, samples, count)} if plans else {})
 
 
 def worse(path: Path, samples: Sequence[Any], count: int) -> float:

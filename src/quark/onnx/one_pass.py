@@ -42,6 +42,9 @@ from quark.search.values import FLOAT, Study, Trial
 
 SEEN = 2
 """Samples on which the errors of all candidates are compared."""
+OF_PLANS = 8
+"""Samples for a plan, and how many times fewer runs than trials it takes: two samples do not stand for the frames of a
+sound (gtcrn: 2 to 8 dB worse than by all trials, 0 dB with eight)."""
 FIRST = 0.85
 """The part of all runs that one candidate of every layer may take; the others are for what plans rest on."""
 
@@ -75,6 +78,8 @@ class Passes:
         stretches: where the layers are.
         chosen: samples, the loudest first, on which errors are compared.
         count: of them, those on which one candidate of every layer is followed.
+        seen_on: how many they are, at least.
+        fewer: how many times fewer runs than all trials everything takes.
         energies: of the errors, a sample each, by layer and candidate.
         sizes: bytes of the quantized constants.
         arrived: what arrived at the outputs on the first of the chosen samples, and of how many.
@@ -89,6 +94,8 @@ class Passes:
     stretches: tuple[Stretch, ...]
     chosen: tuple[int, ...]
     count: int
+    seen_on: int = SEEN
+    fewer: int = FEWER
     energies: dict[Pair, list[float]] = field(default_factory=dict)
     sizes: dict[Pair, float] = field(default_factory=dict)
     arrived: dict[Pair, tuple[Outputs, int]] = field(default_factory=dict)
@@ -96,13 +103,14 @@ class Passes:
     whole: set[str] = field(default_factory=set)
 
     @staticmethod
-    def over(made: LayerRuns, names: Sequence[str], metric: str) -> Passes:
-        """With the errors of all layers, which take a few passes."""
+    def over(made: LayerRuns, names: Sequence[str], metric: str, plan: bool = False) -> Passes:
+        """With the errors of all layers, which take a few passes; ``plan``: for losses that a plan is to rest on."""
         inside = tuple(unit for unit in made.units if made.common.place(unit.name))
         made = replace(made, units=tuple(unit for unit in made.units if unit not in inside))
         found, order = stretches(made), loudest(made.common)
         empty = Passes(made, inside, tuple(names), metric, found, (), 0)
-        passes = replace(empty, chosen=tuple(order[: max(SEEN, empty.follows())]), count=empty.follows())
+        empty = replace(empty, seen_on=OF_PLANS, fewer=OF_PLANS) if plan else empty
+        passes = replace(empty, chosen=tuple(order[: max(empty.seen_on, empty.follows())]), count=empty.follows())
         floats = floats_of(made, found)
         for number in passes.chosen if passes.stretches else ():
             write_floats(made.common, floats, number)
@@ -149,14 +157,15 @@ class Passes:
     def follows(self) -> int:
         """Samples on which one candidate of every layer is followed: as many as leave runs for what plans rest on, and
         one at least."""
-        left = FIRST * self.all_runs() / FEWER - SEEN * (1 + len(self.quantized))
+        left = FIRST * self.all_runs() / self.fewer - self.seen_on * (1 + len(self.quantized))
         return max(1, min(int(left / max(self._every(), 1.0)), self.made.common.samples))
 
     def left(self, done: int) -> int:
         """Errors that may still be followed on all chosen samples, where so many were."""
         estimates = self._looked + self.count * self._every()
         measured = self.runs() - estimates
-        return affordable(self.all_runs(), estimates, measured, len(self.chosen), self.pairs, done)
+        allowed, pairs = self.all_runs() / self.fewer, self.pairs // self.fewer
+        return affordable(allowed, estimates, measured, len(self.chosen), pairs, done)
 
     def _every(self) -> float:
         """Runs that following one candidate of every layer on one sample takes."""

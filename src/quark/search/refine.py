@@ -41,20 +41,19 @@ class Alone:
     left: Callable[[int], int]
 
 
-def affordable(trials: float, estimates: float, measured: float, each: float, pairs: int, done: int) -> int:
-    """Pairs that may still be measured, so that all of it takes ``FEWER`` times fewer runs than trials; in small models
-    and with few samples, where the estimates alone take as many, a ``FEWER``-th of the pairs.
+def affordable(allowed: float, estimates: float, measured: float, each: float, pairs: int, done: int) -> int:
+    """Pairs that may still be measured, so that all of it takes the runs that are allowed.
 
     Args:
-        trials: runs of the model that one trial of each pair takes.
+        allowed: runs of the model that all of it may take.
         estimates: those that the estimates took.
         measured: those that measuring pairs took.
         each: those that measuring one pair takes, at most.
-        pairs: layers times candidates.
+        pairs: what may be measured in small models and with few samples, where the estimates alone take all runs.
         done: pairs that were measured.
     """
-    left = trials / FEWER - estimates
-    return pairs // FEWER - done if left < each else int((left - measured) / each)
+    left = allowed - estimates
+    return pairs - done if left < each else int((left - measured) / each)
 
 
 def refined(study: Study, plan_of: Callable[[Study], Mapping[str, str]], alone: Alone) -> Study:

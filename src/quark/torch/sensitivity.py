@@ -29,7 +29,7 @@ from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.measure.outputs import EXACT, loss_name
 from quark.search.function import check_metric, digest_of, load_function, number_of
-from quark.search.refine import Alone, Pair, affordable
+from quark.search.refine import FEWER, Alone, Pair, affordable
 from quark.search.values import FLOAT, Study, Trial
 from quark.torch import one_pass
 from quark.torch.config.model import QConfig
@@ -255,7 +255,8 @@ class LayerTrials:
         pairs, samples = sum(one.candidate != FLOAT for one in found.trials), len(self.common.samples)
         spent = one_pass.runs(samples, sum(name != FLOAT for name in found.candidates))
         each = min(TRIED, samples)
-        return Alone(self.losses, lambda done: affordable(pairs * samples, spent, done * each, each, pairs, done))
+        allowed, few = pairs * samples / FEWER, pairs // FEWER
+        return Alone(self.losses, lambda done: affordable(allowed, spent, done * each, each, few, done))
 
     def losses(self, pairs: Sequence[Pair]) -> list[float]:
         """The losses of layers under candidates on few samples, in their order."""
