@@ -97,6 +97,13 @@ MASKS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "scaled": lambda scores, upper: scores + (1.0 - (upper == 0).float()) * -10000.0,
     "chosen": lambda scores, upper: torch.where(upper == 0, scores, -1e9),
     "made": lambda scores, upper: scores + torch.full((6, 6), -1e9).triu(1)[None],
+    "filled with an integer": lambda scores, upper: scores.masked_fill(upper != 0, -10000),
+    "scaled by an integer": lambda scores, upper: scores + (1 - (upper == 0).float()) * -10000,
+    "chosen from a number": lambda scores, upper: torch.where(upper == 0, scores, torch.full((), -1e9)),
+    "chosen from a constant": lambda scores, upper: torch.where(upper == 0, scores, torch.tensor(-1e9)),
+    "chosen from a new tensor": lambda scores, upper: torch.where(upper == 0, scores, scores.new_full((1,), -1e9)),
+    "a logarithm": lambda scores, upper: scores + torch.log((upper == 0).float()),
+    "bounds": lambda scores, upper: torch.minimum(scores, torch.where(upper == 0, 1e9, -1e9)),
     "moved": lambda scores, upper: (scores[:, None] + upper[None, None]).squeeze(1),
 }
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 
 def operator(node: Node) -> str:
@@ -56,17 +56,6 @@ def tensor_of(model: GraphModule, node: Any) -> torch.Tensor | None:
     for part in str(node.target).split("."):
         value = getattr(value, part, None)
     return value if isinstance(value, torch.Tensor) else None
-
-
-def computed_alone(graph: Graph) -> list[Node]:
-    """The calls of operators that depend on no input of the model, in order."""
-    reached, found = set[Node](), list[Node]()
-    for node in graph.nodes:
-        if node.op == "placeholder" or reached.intersection(node.all_input_nodes):
-            reached.add(node)
-        elif node.op == "call_function":
-            found.append(node)
-    return found
 
 
 def path_of(node: Node) -> str:

@@ -17,8 +17,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from quark.numerics.masks import FAR_ABOVE, MASK_VALUE, is_mask
-from quark.torch.graph.calls import computed_alone, is_real, operator, tensor_of
-from quark.torch.graph.operators import PASSES, source
+from quark.torch.graph.calls import is_real, operator
+from quark.torch.graph.fixed import FixedTensors
+from quark.torch.graph.operators import PASSES
 
 ALONE = "it is computed from no input of the model"
 DIVIDES = "it makes a divisor, which may not be rounded to 0"
@@ -30,10 +31,10 @@ _MAKES_DIVISORS = frozenset((
     "abs", "add", "amax", "cat", "clamp", "clamp_max", "clamp_min", "exp", "linalg_vector_norm", "maximum", "mean",
     "mul", "norm", "pow", "sqrt", "square", "sum", "var",
 ))  # fmt: skip
-#: Operators that may put a mask into a tensor, with the scalars that they are given.
+#: Operators that may put a mask into a tensor: a number that they are given, or a tensor that depends on no input.
 _PUTS_IN = frozenset((
-    "add", "cat", "constant_pad_nd", "full", "full_like", "masked_fill", "mul", "pad", "scalar_tensor", "scatter",
-    "stack", "sub", "where",
+    "add", "cat", "constant_pad_nd", "full_like", "masked_fill", "maximum", "minimum", "mul", "new_full", "pad", "rsub",
+    "scatter", "stack", "sub", "where",
 ))  # fmt: skip
 #: Operators whose results are small numbers again.
 _ENDS = frozenset(("exp", "hardsigmoid", "scaled_dot_product_attention", "sigmoid", "softmax", "tanh"))
@@ -57,10 +58,10 @@ class LeftFloat:
 
 def float_nodes(model: GraphModule) -> LeftFloat:
     """What of a lifted graph stays float."""
-    divisors = frozenset(_divisors(model))
-    carriers, readers = _masked(model)
+    divisors, fixed = frozenset(_divisors(model)), FixedTensors.of(model, model.graph)
+    carriers, readers = _masked(model, fixed)
     nodes = dict.fromkeys(readers, MASKED) | dict.fromkeys(_making({made for _, made in divisors}), DIVIDES)
-    return LeftFloat({**nodes, **dict.fromkeys(computed_alone(model.graph), ALONE)}, frozenset(carriers), divisors)
+    return LeftFloat({**nodes, **dict.fromkeys(fixed.computed, ALONE)}, frozenset(carriers), divisors)
 
 
 def _divisors(model: GraphModule) -> Iterator[tuple[Node, Node]]:
@@ -87,36 +88,29 @@ def _making(divisors: set[Node]) -> set[Node]:
 # ---- masks -----------------------------------------------------------------------------------------------------------
 
 
-def _masked(model: GraphModule) -> tuple[set[Node], set[Node]]:
+def _masked(model: GraphModule, fixed: FixedTensors) -> tuple[set[Node], set[Node]]:
     """The tensors that carry a mask, and the operators that put one in or read what carries one."""
     carriers, readers = set[Node](), set[Node]()
-    for node in model.graph.nodes:
-        if _puts_mask(model, node) or carriers.intersection(node.all_input_nodes):
-            ends = operator(node) in _ENDS or node.op != "call_function"
-            if is_real(node) and not ends:
-                carriers.add(node)
-                readers.add(node)
+    for node in (one for one in model.graph.nodes if is_real(one) and one not in fixed.computed):
+        ends = operator(node) in _ENDS or node.op != "call_function"
+        if not ends and (_puts_mask(node, fixed) or carriers.intersection(node.all_input_nodes)):
+            carriers.add(node)
+            readers.add(node)
     return carriers, readers
 
 
-def _puts_mask(model: GraphModule, node: Node) -> bool:
-    if operator(node) not in _PUTS_IN or not is_real(node):
-        return operator(node) == "scalar_tensor" and any(map(_is_far, node.args))
-    return any(_is_far(one) or _is_constant_mask(model, one) for one in _operands(node))
-
-
-def _operands(node: Node) -> Iterator[Any]:
-    """What is given to a node, the members of lists too."""
-    for one in (*node.args, *node.kwargs.values()):
-        yield from one if isinstance(one, list | tuple) else (one,)
+def _puts_mask(node: Node, fixed: FixedTensors) -> bool:
+    given = (*node.args, *node.kwargs.values())
+    parts = [part for one in given for part in (one if isinstance(one, list | tuple) else (one,))]
+    return operator(node) in _PUTS_IN and (any(map(_is_far, given)) or any(_is_mask(fixed.value(one)) for one in parts))
 
 
 def _is_far(value: Any) -> bool:
-    return isinstance(value, float) and not (MASK_VALUE < value < FAR_ABOVE)
+    return isinstance(value, int | float) and not (MASK_VALUE < value < FAR_ABOVE)
 
 
-def _is_constant_mask(model: GraphModule, value: Any) -> bool:
-    tensor = tensor_of(model, source(value)) if isinstance(value, Node) else None
+def _is_mask(tensor: torch.Tensor | None) -> bool:
     if tensor is None or not tensor.is_floating_point() or not 0 < tensor.numel() <= _SIZE_LIMIT:
         return False
-    return is_mask(tensor.detach().to("cpu", torch.float64).numpy())
+    numbers = tensor.detach().to("cpu", torch.float64).numpy()
+    return is_mask(numbers) or is_mask(abs(numbers))  # of both signs: bounds that let some values through

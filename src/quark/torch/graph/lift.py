@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
-from quark.torch.graph.calls import arguments, computed_alone, operator, path_of, tensor_of
+from quark.torch.graph.calls import arguments, operator, path_of, tensor_of
+from quark.torch.graph.fixed import FixedTensors
 
 Arguments = dict[str, Any]
 SETTINGS = ("stride", "padding", "dilation", "groups")
@@ -74,7 +73,7 @@ def lift_layers(model: GraphModule, graph: Graph) -> GraphModule:
     """A new module for ``graph`` (changed in place) with layers as modules; every tensor is a copy of ``model``'s."""
     root: dict[str, Any] = {}
     known: dict[str, str] = {}
-    fixed = FixedTensors(model, frozenset(computed_alone(graph)))
+    fixed = FixedTensors.of(model, graph)
     for node in list(graph.nodes):
         if operator(node) in LAYERS:
             lift(fixed, graph, node, root, known)
@@ -95,33 +94,6 @@ def copied(model: GraphModule, node: Node) -> Any:
     return copy.deepcopy(model.get_submodule(str(node.target)) if value is None else value)
 
 
-@dataclass(frozen=True)
-class FixedTensors:
-    """Tensors of a graph that depend on no input: those of the model, and what is computed from them.
-
-    Attributes:
-        model: whose parameters and buffers the graph reads.
-        computed: the operators whose results are fixed.
-    """
-
-    model: GraphModule
-    computed: frozenset[Node]
-
-    def value(self, node: Any) -> torch.Tensor | None:
-        """The constant that a node stands for; None for anything else."""
-        if isinstance(node, Node) and node in self.computed:
-            with torch.no_grad():
-                made = self._result(node)
-            return made.requires_grad_() if isinstance(made, torch.Tensor) and made.is_floating_point() else None
-        return tensor_of(self.model, node)
-
-    def _result(self, node: Node) -> Any:
-        if node not in self.computed:
-            return tensor_of(self.model, node)
-        function: Any = node.target
-        return function(*map_arg(node.args, self._result), **map_arg(node.kwargs, self._result))
-
-
 def lift(fixed: FixedTensors, graph: Graph, node: Node, root: dict[str, Any], known: dict[str, str]) -> None:
     """One call; calls with equal weight, bias and settings share a module."""
     cls, make = LAYERS[operator(node)]
@@ -136,7 +108,8 @@ def lift(fixed: FixedTensors, graph: Graph, node: Node, root: dict[str, Any], kn
         layer = make(cls, found, weight, bias is not None)
         for name, value in (("weight", weight), ("bias", bias)):
             if value is not None:
-                kept = nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
+                trains = value.requires_grad or found[name] in fixed.computed
+                kept = nn.Parameter(value.detach().clone(), requires_grad=trains)
                 layer._parameters[name] = kept
         stored = found["weight"].op == "get_attr"
         known[key] = free_name(str(found["weight"].target) if stored else path_of(node) or "computed", root)
