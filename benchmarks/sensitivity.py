@@ -80,7 +80,7 @@ def onnx(name: str, count: int, plans: bool) -> Row:
     """An ONNX model."""
     from quark.onnx import layer_runs
     from quark.onnx.config_file import config_of
-    from quark.onnx.one_pass import Passes
+    from quark.onnx.one_pass import PLANNING, Passes
     from quark.onnx.quantization.config.config import Config
     from quark.onnx.scratch import Scratch
     from quark.onnx.sensitivity import study
@@ -98,7 +98,7 @@ def onnx(name: str, count: int, plans: bool) -> Row:
         alone_passes = Passes.over(made, CANDIDATES, "sqnr")
         estimates = alone_passes.study()
         end = time.process_time()
-        passes = Passes.over(made, CANDIDATES, "sqnr", plan=True)
+        passes = Passes.over(made, CANDIDATES, "sqnr", PLANNING)
         resting = passes.study()
         spent = list[Passes]()
 

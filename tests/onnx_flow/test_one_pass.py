@@ -21,12 +21,11 @@ from quark.onnx.graph.run import Runner
 from quark.onnx.graph.surgery import apart
 from quark.onnx.injected import crossing_of, cut, open_to_noise
 from quark.onnx.layer_runs import LayerRuns, opened
-from quark.onnx.one_pass import OF_PLANS, Passes
+from quark.onnx.one_pass import PLANNING, RANKING, Effort, Passes
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.scratch import Scratch
 from quark.onnx.search import search
 from quark.onnx.sensitivity import study
-from quark.search.refine import FEWER
 from quark.search.values import Study
 
 NAMES = ("uint8/int4", "uint8/int8@channel", "float")
@@ -123,22 +122,21 @@ def test_only_what_a_file_can_hold_crosses_a_cut(tmp_path: Path) -> None:
     assert crossing_of([made]) is None
 
 
-@pytest.mark.parametrize("plan", [False, True])
+@pytest.mark.parametrize("effort", [RANKING, PLANNING])
 @pytest.mark.parametrize("count", [4, 8, 16])
-def test_estimates_and_what_plans_rest_on_take_few_runs_together(count: int, plan: bool) -> None:
+def test_estimates_and_what_plans_rest_on_take_few_runs_together(count: int, effort: Effort) -> None:
     """``fewer`` times fewer runs than trials, unless one candidate of each layer on one sample takes more alone."""
-    times = OF_PLANS if plan else FEWER
     with runs_of("A8W8_CPU", count, NAMES) as made:
-        passes = Passes.over(made, NAMES, "sqnr", plan)
+        passes = Passes.over(made, NAMES, "sqnr", effort)
         pairs = [(one.layer, one.candidate) for one in passes.study().trials if one.candidate != "float"]
         first, done = passes.runs(), 0
         for pair in pairs:
             if passes.left(done) > 0:
                 passes.losses([pair])
                 done += 1
-    few = passes.runs() <= passes.all_runs() / times
-    enough = first + len(passes.chosen) <= passes.all_runs() / times
-    assert few if enough else done == passes.pairs // times
+    few = passes.runs() <= passes.all_runs() / effort.fewer
+    enough = first + len(passes.chosen) <= passes.all_runs() / effort.fewer
+    assert few if enough else done == passes.pairs // effort.fewer
     assert few or count < 16
 
 

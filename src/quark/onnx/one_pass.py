@@ -40,11 +40,6 @@ from quark.onnx.sensitivity import Settings, settings_of
 from quark.search.refine import FEWER, affordable
 from quark.search.values import FLOAT, Study, Trial
 
-SEEN = 2
-"""Samples on which the errors of all candidates are compared."""
-OF_PLANS = 8
-"""Samples for a plan, and how many times fewer runs than trials it takes: two samples do not stand for the frames of a
-sound (gtcrn: 2 to 8 dB worse than by all trials, 0 dB with eight)."""
 FIRST = 0.85
 """The part of all runs that one candidate of every layer may take; the others are for what plans rest on."""
 
@@ -67,6 +62,24 @@ def estimate(model_input: files.ModelInput, config: Settings, samples: Any, cand
 
 
 @dataclass(frozen=True)
+class Effort:
+    """How much is run.
+
+    Attributes:
+        samples: those on which the errors of all candidates are compared, at least.
+        fewer: how many times fewer runs than all trials everything takes.
+    """
+
+    samples: int
+    fewer: int
+
+
+RANKING = Effort(samples=2, fewer=FEWER)
+#: Two samples do not stand for the frames of a sound (gtcrn: plans 2 to 8 dB worse than by all trials; 0 with eight).
+PLANNING = Effort(samples=8, fewer=8)
+
+
+@dataclass(frozen=True)
 class Passes:
     """The errors of all layers, and what of them arrives at the outputs.
 
@@ -78,8 +91,7 @@ class Passes:
         stretches: where the layers are.
         chosen: samples, the loudest first, on which errors are compared.
         count: of them, those on which one candidate of every layer is followed.
-        seen_on: how many they are, at least.
-        fewer: how many times fewer runs than all trials everything takes.
+        effort: how much is run.
         energies: of the errors, a sample each, by layer and candidate.
         sizes: bytes of the quantized constants.
         arrived: what arrived at the outputs on the first of the chosen samples, and of how many.
@@ -94,8 +106,7 @@ class Passes:
     stretches: tuple[Stretch, ...]
     chosen: tuple[int, ...]
     count: int
-    seen_on: int = SEEN
-    fewer: int = FEWER
+    effort: Effort
     energies: dict[Pair, list[float]] = field(default_factory=dict)
     sizes: dict[Pair, float] = field(default_factory=dict)
     arrived: dict[Pair, tuple[Outputs, int]] = field(default_factory=dict)
@@ -103,14 +114,13 @@ class Passes:
     whole: set[str] = field(default_factory=set)
 
     @staticmethod
-    def over(made: LayerRuns, names: Sequence[str], metric: str, plan: bool = False) -> Passes:
-        """With the errors of all layers, which take a few passes; ``plan``: for losses that a plan is to rest on."""
+    def over(made: LayerRuns, names: Sequence[str], metric: str, effort: Effort = RANKING) -> Passes:
+        """With the errors of all layers, which take a few passes."""
         inside = tuple(unit for unit in made.units if made.common.place(unit.name))
         made = replace(made, units=tuple(unit for unit in made.units if unit not in inside))
         found, order = stretches(made), loudest(made.common)
-        empty = Passes(made, inside, tuple(names), metric, found, (), 0)
-        empty = replace(empty, seen_on=OF_PLANS, fewer=OF_PLANS) if plan else empty
-        passes = replace(empty, chosen=tuple(order[: max(empty.seen_on, empty.follows())]), count=empty.follows())
+        empty = Passes(made, inside, tuple(names), metric, found, (), 0, effort)
+        passes = replace(empty, chosen=tuple(order[: max(effort.samples, empty.follows())]), count=empty.follows())
         floats = floats_of(made, found)
         for number in passes.chosen if passes.stretches else ():
             write_floats(made.common, floats, number)
@@ -157,14 +167,14 @@ class Passes:
     def follows(self) -> int:
         """Samples on which one candidate of every layer is followed: as many as leave runs for what plans rest on, and
         one at least."""
-        left = FIRST * self.all_runs() / self.fewer - self.seen_on * (1 + len(self.quantized))
+        left = FIRST * self.all_runs() / self.effort.fewer - self.effort.samples * (1 + len(self.quantized))
         return max(1, min(int(left / max(self._every(), 1.0)), self.made.common.samples))
 
     def left(self, done: int) -> int:
         """Errors that may still be followed on all chosen samples, where so many were."""
         estimates = self._looked + self.count * self._every()
         measured = self.runs() - estimates
-        allowed, pairs = self.all_runs() / self.fewer, self.pairs // self.fewer
+        allowed, pairs = self.all_runs() / self.effort.fewer, self.pairs // self.effort.fewer
         return affordable(allowed, estimates, measured, len(self.chosen), pairs, done)
 
     def _every(self) -> float:

@@ -29,7 +29,7 @@ from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
 from quark.onnx.latency import median_seconds
 from quark.onnx.layer_runs import FloatModelFiles, LayerRuns
-from quark.onnx.one_pass import Passes
+from quark.onnx.one_pass import PLANNING, Passes
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantization.config.tuners import split
@@ -175,7 +175,7 @@ def search(
         try:
             name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
-            passes = Passes.over(made, candidates, name, plan=True) if estimate else None
+            passes = Passes.over(made, candidates, name, PLANNING) if estimate else None
             found = study(made, candidates, name, workers, kept, progress) if passes is None else passes.study()
             whole = FileMetric(values, split.fit, goal.metric, metric, kept, made.data, model_input, made.common, found)
             alone = None if passes is None else Alone(passes.losses, passes.left)

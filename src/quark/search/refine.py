@@ -25,7 +25,7 @@ HOPE, LEAST = 0.5, 1 / 32
 AT_ONCE = 4
 """Trials between two plans."""
 FEWER = 20
-"""How many times fewer runs of the model than one trial per layer and candidate takes, all estimates together."""
+"""How many times fewer runs of the model than one trial per layer and candidate estimates take."""
 
 
 @dataclass(frozen=True)

@@ -69,22 +69,28 @@ class _Writer:
         domain: str = "",
     ) -> ir.Value:
         """One more node behind the others; what it makes. Attributes of ``None`` are left out."""
-        output = ir.Value(name=self.names.fresh(f"{self.base}_{op_type}"))
-        name = self.base if op_type == self.layer else output.name
         kept = {key: value for key, value in (attributes or {}).items() if value is not None}
-        made = ir.node(op_type, inputs, kept, domain=domain, outputs=[output], name=name)
-        made.meta[STANDS_FOR] = (self.base,)
-        self.nodes.append(made)
-        return output
+        return self._write(op_type, inputs, kept, domain)[0]
 
     def split(self, value: ir.Value, sizes: Sequence[int]) -> list[ir.Value]:
         """Parts of the last axis."""
-        made = [ir.Value(name=self.names.fresh(f"{self.base}_Split")) for _ in sizes]
         where = self.constant(np.array(sizes, np.int64), "sizes")
-        self.nodes.append(
-            ir.node("Split", [value, where], {"axis": -1}, outputs=made, name=made[0].name),
-        )
-        return made
+        return self._write("Split", [value, where], {"axis": -1}, count=len(sizes))
+
+    def _write(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any],
+        domain: str = "",
+        count: int = 1,
+    ) -> list[ir.Value]:
+        outputs = [ir.Value(name=self.names.fresh(f"{self.base}_{op_type}")) for _ in range(count)]
+        name = self.base if op_type == self.layer else outputs[0].name
+        made = ir.node(op_type, inputs, attributes, domain=domain, outputs=outputs, name=name)
+        made.meta[STANDS_FOR] = (self.base,)
+        self.nodes.append(made)
+        return outputs
 
     def constant(self, array: np.ndarray, name: str) -> ir.Value:
         """An initializer beside the node."""
