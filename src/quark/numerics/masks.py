@@ -14,7 +14,12 @@ FAR_ABOVE = 1e6
 
 
 def is_mask(numbers: np.ndarray) -> bool:
-    """Whether an array of any shape, not empty, holds infinity, or 0 and one number that is far out."""
+    """Whether an array of any shape, not empty, holds infinity, or 0 and one number that is far out.
+
+    That number may stand there with both signs: bounds that let some values through.
+    """
     low, high = float(numbers.min()), float(numbers.max())  # bounds that half precision does not have
-    extreme = low if low <= MASK_VALUE and high <= 0 else high if high >= FAR_ABOVE and low >= 0 else None
-    return bool(np.isinf(numbers).any()) or (extreme is not None and bool(np.isin(numbers, (extreme, 0.0)).all()))
+    far_above = high >= FAR_ABOVE and (low >= 0 or low == -high)
+    extreme = high if far_above else low if low <= MASK_VALUE and high <= 0 else None
+    one = extreme is not None and bool(np.isin(numbers, (extreme, 0.0, -extreme)).all())
+    return one or bool(np.isinf(numbers).any())

@@ -15,7 +15,7 @@ from quark.onnx.qdq.op_rules import MOVES_VALUES
 from quark.onnx.qdq.slots import is_float
 
 #: Operators that may put a mask into a tensor.
-_PUTS_IN = frozenset(["Add", "Concat", "Mul", "Pad", "ScatterElements", "ScatterND", "Sub", "Where"])
+_PUTS_IN = frozenset(["Add", "Concat", "Min", "Mul", "Pad", "ScatterElements", "ScatterND", "Sub", "Where"])
 #: Operators whose results are small numbers again.
 _ENDS = LAYERS | frozenset(["Exp", "HardSigmoid", "Sigmoid", "Softmax", "Tanh"])
 _SIZE_LIMIT = 1 << 24

@@ -33,7 +33,7 @@ _MAKES_DIVISORS = frozenset((
 ))  # fmt: skip
 #: Operators that may put a mask into a tensor: a number that they are given, or a tensor that depends on no input.
 _PUTS_IN = frozenset((
-    "add", "cat", "constant_pad_nd", "full_like", "masked_fill", "maximum", "minimum", "mul", "new_full", "pad", "rsub",
+    "add", "cat", "constant_pad_nd", "full_like", "masked_fill", "minimum", "mul", "new_full", "pad", "rsub",
     "scatter", "stack", "sub", "where",
 ))  # fmt: skip
 #: Operators whose results are small numbers again.
@@ -112,5 +112,4 @@ def _is_far(value: Any) -> bool:
 def _is_mask(tensor: torch.Tensor | None) -> bool:
     if tensor is None or not tensor.is_floating_point() or not 0 < tensor.numel() <= _SIZE_LIMIT:
         return False
-    numbers = tensor.detach().to("cpu", torch.float64).numpy()
-    return is_mask(numbers) or is_mask(abs(numbers))  # of both signs: bounds that let some values through
+    return is_mask(tensor.detach().to("cpu", torch.float64).numpy())
