@@ -55,7 +55,11 @@ MASKS: dict[str, tuple[Any, bool]] = {
     "far above and minus one": ([-1.0, 1e6], False),
     "far above and something else": ([0.0, 1.0, 1e6], False),
     "one infinity": ([1.0, 2.0, -np.inf], True),
-    "both ends far": ([-1e6, 1e6], False),
+    "bounds of both signs": ([-1e6, 1e6], True),
+    "bounds of both signs and zero": ([-1e6, 0.0, 1e6], True),
+    "bounds and something else": ([-1e6, 1.0, 1e6], False),
+    "bounds of two sizes": ([-1e6, 2e6], False),
+    "bounds that are not far out": ([-999999.0, 999999.0], False),
 }
 
 
