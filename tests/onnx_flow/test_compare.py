@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import nullcontext
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.onnx_flow import models
 from quark.errors import DataError, ModelError
 from quark.measure.distance import Distance
 from quark.onnx.compare import CodeRange, compare, moved_most
+from quark.onnx.graph import budget
 from quark.report.verdict import runtime_line
 
 RNG = np.random.default_rng(0)
@@ -243,3 +245,31 @@ def test_models_that_do_not_end_are_not_run(name: str, first: bool) -> None:
     pair = (looping, plain) if first else (plain, looping)
     with pytest.raises(ModelError, match=f"runs {told}: its condition never changes") if told else nullcontext():
         compare(*pair, [{"x": np.ones(1, np.float32)}])
+
+
+COMPUTED = """<body = b (int64 i, bool c, float[1] s) => (bool d, float[1] o) {
+    o = Relu (s) m = Neg (s) q = Squeeze (m) d = Less (q, one) }>"""
+UNENDING = {
+    "without a count": (f"y = Loop (, t, x) {COMPUTED}", True),
+    "2^62 times": (f"y = Loop (n, t, x) {COMPUTED}", True),
+    "in a branch": (
+        f"y = If (t) <then_branch = a () => (float[1] u) {{ u = Loop (, t, x) {COMPUTED} }}, "
+        "else_branch = e () => (float[1] v) { v = Neg (x) }>",
+        True,
+    ),
+    "until the sum is large": (f"y = Loop (, t, x) {COMPUTED.replace('Relu (s)', 'Sub (s, one)')}", False),
+    "three times": (f"y = Loop (three, t, x) {COMPUTED}", False),
+}
+
+
+@pytest.mark.parametrize("name", UNENDING)
+def test_loops_whose_condition_stays_true_are_ended(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in the file says how often they run: they are given seconds."""
+    body, endless = UNENDING[name]
+    weights = {"t": np.array(True), "n": np.array(2**62), "three": np.array(3), "one": np.array(1, np.float32)}
+    used = {key: value for key, value in weights.items() if re.search(rf"\b{key}\b", body)}
+    looping = models.model(f"g (float[1] x) => (float[1] y) {{ {body} }}", used, 17)
+    monkeypatch.setattr(budget, "LOOP_SECONDS", 0.2)
+    told = r"\(Loop\) does not end: its condition still holds after 0\.2 s"
+    with pytest.raises(DataError, match=told) if endless else nullcontext():
+        compare(looping, looping, [{"x": np.ones(1, np.float32)}])

@@ -27,9 +27,11 @@ from quark.config.options import Options
 from quark.errors import ConfigError, DataError, ModelError
 from quark.onnx.data import RandomDataReader, Remembering, checked, inputs_of, readable_again, samples_of
 from quark.onnx.graph.admission import refusal, refusal_of_proto
+from quark.onnx.graph.budget import loop_without_count
 from quark.onnx.graph.libraries import library_files
 from quark.onnx.graph.pieces import WHOLE, Pieces, open_in_pieces
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.run import run_in_time
 from quark.onnx.graph.session import COPIED, RUNTIME_ERRORS, Light, quiet_options
 from quark.reading import reason_of
 
@@ -52,17 +54,19 @@ class Original:
 
     Attributes:
         hint: what is told beside an output that is not finite.
+        loop: a Loop that nothing but its condition ends.
     """
 
     source: Source
     options: Options
     large: bool
     hint: str = ""
+    loop: ir.Node | None = None
 
     def run(self, feed: Feed) -> list[np.ndarray] | None:
         """Its outputs; ``None`` where it does not run either."""
         try:
-            return _run(_opened(self.source, self.options, self.large), feed)
+            return _run(_opened(self.source, self.options, self.large), feed, self.loop)
         except _FAILURES:
             return None
 
@@ -104,7 +108,7 @@ def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, re
     large = len(model.graph) > WHOLE
     default = job.rules.default
     half = any(spec is not None and spec.row.onnx_type == "FLOAT16" for spec in (default.inputs, default.weight))
-    original = Original(source, options, large, _HALF if half else "")
+    original = Original(source, options, large, _HALF if half else "", loop_without_count(model))
     feed = _feed(model, reader if job.mode == "static" else None, options)
     if isinstance(feed, str):
         return feed
@@ -165,9 +169,9 @@ def _opened(model: Path | Source, options: Options, large: bool) -> Session:
     return onnxruntime.InferenceSession(str(model), chosen(), providers=list(options.ExecutionProviders))
 
 
-def _run(session: Session, feed: Feed) -> list[np.ndarray]:
+def _run(session: Session, feed: Feed, loop: ir.Node | None) -> list[np.ndarray]:
     known = {one.name for one in session.get_inputs()}
-    return list(session.run(None, {name: array for name, array in feed.items() if name in known}))
+    return run_in_time(session, None, {name: array for name, array in feed.items() if name in known}, loop)
 
 
 def _tried(session: Session, model: ir.Model, feed: Feed, original: Original) -> str:
@@ -178,7 +182,7 @@ def _tried(session: Session, model: ir.Model, feed: Feed, original: Original) ->
     """
     given = ", ".join(f"{name!r} {array.dtype} {list(array.shape)}" for name, array in feed.items())
     try:
-        found = _run(session, feed)
+        found = _run(session, feed, original.loop)
     except _FAILURES as error:
         if _short_of_memory(error):
             return _NO_MEMORY

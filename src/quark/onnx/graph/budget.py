@@ -4,7 +4,8 @@ A few hundred bytes can describe 10^8 nodes (functions that call functions ten t
 (Range, ConstantOfShape, Expand, Tile) or a loop without an end. What follows from the graph alone is refused here, in
 one sentence, before a runtime tries.
 
-Not handled: sizes and loops that depend on the samples.
+What depends on the samples is not known here: sizes have no budget, and a loop whose condition is computed has one of
+seconds (``quark.onnx.graph.run``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ TENSOR_BYTES = 2**40
 """Bytes of any tensor whose size is fixed."""
 ROUNDS = 10_000_000
 """Iterations of a Loop that nothing but its count can end."""
+LOOP_SECONDS = 120.0
+"""Of one run of a model with a Loop that nothing but a computed condition can end."""
 PROPAGATED = 2**22
 """Elements of a vector whose values shape inference may follow: it keeps a record of some 50 bytes for each."""
 _ENDLESS = 2.0**60
@@ -119,6 +122,18 @@ def check_ends(model: ir.Model) -> None:
             _check_end(node)
 
 
+def loop_without_count(model: ir.Model) -> ir.Node | None:
+    """A Loop that nothing ends but a condition that it computes; ``None`` where there is none."""
+    nodes = (node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "Loop")
+    return next((node for node in nodes if node.domain == "" and _uncounted(node)), None)
+
+
+def _uncounted(node: ir.Node) -> bool:
+    """Whether the count of a Loop does not end it: there is none, or it is beyond ``ROUNDS``."""
+    count = constant_array(input_at(node, 0))
+    return input_at(node, 0) is None or (count is not None and count.size > 0 and int(count.reshape(-1)[0]) > ROUNDS)
+
+
 def _check_bytes(node: ir.Node, value: ir.Value, limit: int) -> None:
     size = bytes_of(value)
     if size is not None and size > limit:
@@ -141,8 +156,7 @@ def _check_end(node: ir.Node) -> None:
     """A Loop ends by its count, or by a condition that its body computes."""
     count, start = constant_array(input_at(node, 0)), input_at(node, 1)
     limit = int(count.reshape(-1)[0]) if count is not None and count.size else None
-    endless = input_at(node, 0) is None or (limit is not None and limit > ROUNDS)
-    if not endless or not _always(node, start):
+    if not _uncounted(node) or not _always(node, start):
         return
     times = "without an end" if limit is None else f"{limit} times"
     raise ModelError(f"the node {label(node)} runs {times}: its condition never changes; at most {ROUNDS} are taken")

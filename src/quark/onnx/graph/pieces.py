@@ -83,23 +83,31 @@ class Pieces:
         found = {one.name: one for session in self.sessions for one in session.get_inputs() if one.name not in made}
         return list(found.values())
 
-    def run(self, names: Sequence[str] | None, feed: Mapping[str, np.ndarray]) -> list[Any]:
+    def run(
+        self,
+        names: Sequence[str] | None,
+        feed: Mapping[str, np.ndarray],
+        options: onnxruntime.RunOptions | None = None,
+    ) -> list[Any]:
         """The named outputs, all where no name is given."""
         if self._opened is None:
             try:
-                return self._in_turn(list(names or self.outputs), feed)
+                return self._in_turn(list(names or self.outputs), feed, options)
             except RUNTIME_ERRORS:
                 self._opened = self.whole()
-        return list(self._opened.run(names, dict(feed)))
+        return list(self._opened.run(names, dict(feed), options))
 
-    def _in_turn(self, names: list[str], feed: Mapping[str, np.ndarray]) -> list[Any]:
+    def _in_turn(
+        self, names: list[str], feed: Mapping[str, np.ndarray], options: onnxruntime.RunOptions | None
+    ) -> list[Any]:
         alive, kept = dict(feed), set(names)
         reads = [[one.name for one in session.get_inputs()] for session in self.sessions]
         last = {name: index for index, read in enumerate(reads) for name in read}
         for index, session in enumerate(self.sessions):
             wanted = [one.name for one in session.get_outputs()]
             wanted = [name for name in wanted if name in kept or last.get(name, -1) > index]
-            made = session.run(wanted, {name: alive[name] for name in reads[index] if name in alive}) if wanted else []
+            given = {name: alive[name] for name in reads[index] if name in alive}
+            made = session.run(wanted, given, options) if wanted else []
             alive.update(zip(wanted, made, strict=True))
             for name in reads[index]:
                 if last[name] == index and name not in kept:

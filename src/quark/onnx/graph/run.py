@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ import onnx_ir as ir
 import onnxruntime
 
 from quark.errors import DataError, ModelError, check_names, nearest
+from quark.onnx.graph import budget
 from quark.onnx.graph.admission import registered
-from quark.onnx.graph.budget import check_ends
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.pieces import Pieces, open_in_pieces
 from quark.onnx.graph.session import ON_CPU, RUNTIME_ERRORS, Light, Runtime, quiet_options
@@ -92,7 +93,8 @@ class Runner:
         complete: bool = False,
     ) -> None:
         opened = model.clone()
-        check_ends(opened)
+        budget.check_ends(opened)
+        self._loop = budget.loop_without_count(opened)
         tensors = tensors_by_name(opened)
         wanted = dict.fromkeys(values)
         reduced = [name for name in dict.fromkeys(extremes) if name not in wanted]
@@ -151,11 +153,42 @@ class Runner:
         if self._session is None:
             return []
         try:
-            found = self._session.run(self._asked or None, dict(feed))
+            found = run_in_time(self._session, self._asked or None, feed, self._loop)
             return [as_array(value) for value in found[: len(self._asked)]]
         except RUNTIME_ERRORS as error:
             given = ", ".join(f"{name!r} {array.dtype} {list(array.shape)}" for name, array in feed.items())
             raise DataError(f"the model does not run on this sample ({given}): {_reason(error)}") from error
+
+
+def run_in_time(
+    session: onnxruntime.InferenceSession | Pieces, names: Sequence[str] | None, feed: Feed, loop: ir.Node | None
+) -> list[Any]:
+    """What a session makes of a sample.
+
+    Args:
+        names: the outputs that are wanted; None: all.
+        loop: a Loop of the model that nothing but its condition ends.
+
+    Raises:
+        DataError: the loop did not end in ``budget.LOOP_SECONDS``.
+    """
+    if loop is None:
+        return list(session.run(names, dict(feed)))
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 4
+    clock = threading.Timer(budget.LOOP_SECONDS, setattr, (options, "terminate", True))
+    clock.start()
+    try:
+        return list(session.run(names, dict(feed), options))
+    except RUNTIME_ERRORS as error:
+        if not options.terminate:
+            raise
+        raise DataError(
+            f"the node {label(loop)} does not end: its condition still holds after "
+            f"{budget.LOOP_SECONDS:g} s; at most so many are taken"
+        ) from error
+    finally:
+        clock.cancel()
 
 
 def as_array(value: Any) -> np.ndarray:
