@@ -27,6 +27,7 @@ def auto(
     minutes: float = 10.0,
     ledger: str | os.PathLike[str] | None = None,
     workers: int = 1,
+    custom_ops: str | os.PathLike[str] | None = None,
 ) -> OnnxOutcome | TorchOutcome:
     """Try what an expert would try, choose, and judge the winner on samples that decided nothing.
 
@@ -43,6 +44,7 @@ def auto(
         ledger: a JSON file that keeps finished trials; after a kill the same call goes on from there. It belongs to the
             model, the samples, and the name and code of ``metric`` (not to what that calls).
         workers: recipes of an ONNX model that are compared at once, in processes.
+        custom_ops: a library with custom operators of an ONNX model, or a folder of some.
 
     Returns:
         The outcome: ``solved``, ``winner``, ``trials``, ``reported``, ``notes``.
@@ -58,7 +60,11 @@ def auto(
     }
     wanted["ledger"] = None if ledger is None else Path(ledger)
     if isinstance(model, (str, os.PathLike)) and not Path(model).is_dir():
-        return _onnx(Path(model), samples, output, {"purpose": purpose or "cpu", "workers": workers, **wanted})
+        own = {"purpose": purpose or "cpu", "workers": workers}
+        own["libraries"] = None if custom_ops is None else os.fspath(custom_ops)
+        return _onnx(Path(model), samples, output, {**own, **wanted})
+    if custom_ops is not None:
+        raise ConfigError(f"custom_ops is {str(custom_ops)!r}: operators of one's own are for ONNX models")
     if workers != 1:
         raise ConfigError(f"workers is {workers}: a torch model is quantized in place, one trial after the other")
     return _torch(model, samples, output, {"purpose": purpose or "transformers", **wanted})

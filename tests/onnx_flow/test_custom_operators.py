@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -51,6 +52,51 @@ def test_commands_run_the_users_operators(preset: str, tmp_path: Path, capsys: p
     assert command(f"onnx compare {source} {written} --random --custom-ops {made} --report {tmp_path}/c.html") == 0
     assert "accuracy" in capsys.readouterr().out
     assert command(f"onnx search {source} -o {tmp_path}/s.yaml --target 'sqnr>=5' {given.split(' ', 2)[2]}") in (0, 3)
+
+
+def test_auto_runs_the_users_operators_and_its_recipe_makes_the_model_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, source, written = library(tmp_path), tmp_path / "m.onnx", tmp_path / "q.onnx"
+    onnx.save(flat(), source)
+    np.savez(tmp_path / "s.npz", x=models.normal(20, 4, 8, 8))
+    np.savez(tmp_path / "clean.npz", x=models.normal(20, 4, 8, 8))
+    given = f"{source} --data {tmp_path}/s.npz"
+    line = f"auto {given} -o {written} --custom-ops {made} --for npu --minutes 0.1"
+    line += f" --metric si-sdr --labels {tmp_path}/clean.npz"
+    assert command(line) in (0, 3)
+    said = capsys.readouterr().out
+    assert str(made) not in said.partition("result")[0], "the library is no part of a trial's name"
+    assert f"--custom-ops {made}" in said or "UserCustomOpLibPath" in said, "the next command needs it"
+    assert command(f"onnx quantize {given} -o {tmp_path}/again.onnx --config {tmp_path}/q.recipe.yaml") == 0
+    assert (tmp_path / "again.onnx").read_bytes() == written.read_bytes()
+
+
+#: Lines that run a model.
+RUNNING = (
+    "onnx quantize m.onnx -o q.onnx --random",
+    "onnx sensitivity m.onnx --random",
+    "onnx search m.onnx -o p.yaml --random --target sqnr>=5",
+    "onnx compare m.onnx m.onnx --random",
+    "auto m.onnx -o q.onnx --data s.npz",
+)
+
+
+@pytest.mark.parametrize("line", RUNNING)
+def test_an_operator_that_nobody_defines_is_told_with_a_flag_of_the_command(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a message asks for can be typed after the same command."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(flat(), "m.onnx")
+    np.savez("s.npz", x=models.normal(2, 4, 8, 8))
+    assert command(line) == 1
+    said = capsys.readouterr().err
+    (flag,) = set(re.findall(r"--custom-ops|--set(?= UserCustomOpLibPath)", said))
+    value = "nothing.so" if flag == "--custom-ops" else "UserCustomOpLibPath=nothing.so"
+    assert command(f"{line} {flag} {value}") == 1
+    again = capsys.readouterr().err
+    assert flag in again and "nothing.so" in again
 
 
 def test_a_body_with_the_users_operators_is_quantized(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with rare_collections(), _silence() if "--json" in given else nullcontext():
             _commands()(args=words_given, prog_name="quark")
     except QuarkError as error:
-        from quark.cli.guidance import sentence, typed, words
+        from quark.cli.guidance import flags_of, sentence, typed, words
 
-        said = sentence(error, typed(_commands(), words_given))
+        said = sentence(error, typed(_commands(), words_given), flags_of(_commands(), words_given))
         print(f"error: {said}", *words(error, verbose, said), sep="\n", file=sys.stderr)
         return 1
     except SystemExit as stop:

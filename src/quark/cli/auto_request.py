@@ -42,7 +42,7 @@ def command(asked: Auto) -> str:
     output = asked.output.with_name(f"{asked.output.name}-2") if folder else asked.output
     words = ["quark", "auto", str(asked.model), "-o", str(output), *source_words(asked.source)]
     told: dict[str, Any] = {"for": asked.goal, "metric": asked.metric, "labels": asked.labels, "drop": asked.drop}
-    told |= {"minutes": f"{asked.minutes:g}", "ledger": asked.ledger}
+    told |= {"minutes": f"{asked.minutes:g}", "ledger": asked.ledger, "custom-ops": asked.custom_ops}
     told |= {"seq-len": asked.seq_len} if folder else {"workers": asked.workers if asked.workers != 1 else None}
     words += [word for name, value in told.items() if value is not None for word in (f"--{name}", str(value))]
     return shlex.join(words if folder else [*words, "--overwrite"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,10 @@ FLAGS: tuple[tuple[str, str], ...] = (
     (r"^the option (\w+) ", r"--set \1 "),
     (r"^give a target such as (.+) or a limit of the budget", r"give --target \1 or --limit"),
 )
+#: What a message says to a program -> what commands call it: the first of which a command has the flag.
+SPELLINGS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"\b(?:the option )?UserCustomOpLibPath\b", ("--custom-ops", "--set UserCustomOpLibPath")),
+)
 DETAILS = "add --verbose for details"
 
 
@@ -118,16 +122,19 @@ def page_of(error: QuarkError, said: str = "") -> str:
     return next(BY_KIND[kind] for kind in type(error).__mro__ if kind in BY_KIND)
 
 
-def sentence(error: QuarkError, given: Iterable[tuple[str, str]] = ()) -> str:
+def sentence(error: QuarkError, given: Iterable[tuple[str, str]] = (), flags: Container[str] = ()) -> str:
     """The message of an error with flags in the place of fields.
 
     Args:
         error: what was raised.
         given: the options that were typed, and their values.
+        flags: those that the command has.
     """
     said = str(error)
     for pattern, flag in FLAGS:
         said = re.sub(pattern, flag, said)
+    for pattern, spellings in SPELLINGS:
+        said = re.sub(pattern, next((one for one in spellings if one.split()[0] in flags), r"\g<0>"), said)
     return named(said, given)
 
 
@@ -159,14 +166,22 @@ def typed(program: Any, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         program: the command line.
         arguments: the words behind its name.
     """
-    command = program
-    for word in arguments:
-        command = getattr(command, "commands", {}).get(word, command)
-    names = {word: one.opts[0] for one in options_of(command) if not one.is_flag for word in one.opts}
+    names = {word: one.opts[0] for one in _options(program, arguments) if not one.is_flag for word in one.opts}
     for word, following in zip(arguments, (*arguments[1:], ""), strict=True):
         flag, equals, value = word.partition("=")
         if flag in names:
             yield names[flag], value if equals else following
+
+
+def flags_of(program: Any, arguments: Sequence[str]) -> frozenset[str]:
+    """The options of the command that was typed."""
+    return frozenset(one.opts[0] for one in _options(program, arguments))
+
+
+def _options(program: Any, arguments: Sequence[str]) -> Iterable[Any]:
+    for word in arguments:
+        program = getattr(program, "commands", {}).get(word, program)
+    return list(options_of(program))
 
 
 def words(error: QuarkError, verbose: bool, said: str = "") -> Sequence[str]:

@@ -42,6 +42,7 @@ from quark.onnx.graph.model import output_of
 from quark.onnx.labelled import is_name, metric_of, metrics_on, said
 from quark.onnx.labels import LabelSource
 from quark.onnx.labels import digest_of as labels_digest
+from quark.onnx.recipes import LIBRARIES
 from quark.report import ChartPoint, Scatter, Table, file_size
 from quark.report.verdict import LEVELS, Line, Verdict, accuracy_line, size_line, speed_line
 from quark.search.function import digest_of, load_function, score_of
@@ -100,7 +101,7 @@ def _goal(request: Auto) -> Goal:
     metric = None if function is None else lambda path: score_of(function(path), name)
     seconds, drop = 60 * request.minutes, parse_drop(request.drop)
     kept = Goal(request.goal, drop, metric, seconds, request.ledger, digest_of(own))
-    return replace(kept, workers=request.workers)
+    return replace(kept, workers=request.workers, libraries=request.libraries)
 
 
 def _labelled(goal: Goal, request: Auto, name: str, samples: Any) -> Goal:
@@ -108,7 +109,7 @@ def _labelled(goal: Goal, request: Auto, name: str, samples: Any) -> Goal:
     files = [file_of(read) for read in samples.readers] if isinstance(samples, FileSamples) else [None] * len(samples)
     given = LabelSource(request.model, request.labels, files, preprocessing(request.source))
     parts, (_, choose, report) = _split(samples), parts_of(len(samples))
-    on = metrics_on(name, request.model, given, [(parts.choose, choose), (parts.report, report)])
+    on = metrics_on(name, request.model, given, [(parts.choose, choose), (parts.report, report)], request.libraries)
     return replace(goal, metric=on[0], reporting=on[1], identity=f"{name} by {labels_digest(request.labels)}")
 
 
@@ -237,9 +238,10 @@ def _lost(found: Outcome) -> float | None:
 
 def _next(request: Auto, found: Outcome) -> tuple[str, ...]:
     """The commands that make sense now, the likeliest first."""
-    model, samples = str(request.model), source_words(request.source)
+    model, samples, own = str(request.model), source_words(request.source), request.libraries
     if found.solved and found.confirmed:
-        return (shlex.join(["quark", "onnx", "compare", model, str(request.output), *samples]),)
+        operators = [] if own is None else ["--custom-ops", own]
+        return (shlex.join(["quark", "onnx", "compare", model, str(request.output), *samples, *operators]),)
     if found.winner.choice is None:
         return (command(replace(request, purpose="size")),) if request.goal != "size" else ("use the float model",)
     if any(why == LATE for _, why in found.untried):
@@ -248,6 +250,7 @@ def _next(request: Auto, found: Outcome) -> tuple[str, ...]:
     if lost is not None and (parse_drop(request.drop) or DROP) < lost < ACCEPTABLE:
         return (looser(request, lost),)
     words = ["quark", "onnx", "search", model, *samples, "--target", "sqnr>=20", "-o", "plan.yaml"]
+    words += [] if own is None else ["--set", f"{LIBRARIES}={own}"]
     return (f"find the layers that need more bits: {shlex.join(words)}",)
 
 

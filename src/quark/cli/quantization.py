@@ -37,7 +37,7 @@ from quark.onnx.graph.model import output_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.preprocess_file import FILE, text_of
 from quark.onnx.preprocessing import Preprocessing
-from quark.onnx.recipes import Choice, with_algorithms
+from quark.onnx.recipes import LIBRARIES, Choice, with_algorithms
 from quark.onnx.result import Result
 from quark.report import Report, Table, decibels, file_size, milliseconds
 from quark.report.progress import bars
@@ -122,7 +122,7 @@ def run(request: Quantize) -> None:
             raise DataError(WANTED) from error
         seconds = time.perf_counter() - start
         result.plan.preprocessing = None if pictures is None else pictures.to_dict()
-        libraries = settings.get("UserCustomOpLibPath")
+        libraries = config.global_quant_config.extra_options.get(LIBRARIES)
         files = request.model, written.output
         done = check_of(*files, shown, report is not None, libraries) if measured else None
         verdict = _verdict(written, request.output, settings, result, done, samples)
@@ -186,7 +186,7 @@ def _verdict(
         "file": request.config,
         "judged_on": judged_on,
         "counted": result.counted,
-        "libraries": settings.get("UserCustomOpLibPath"),
+        "libraries": check and check.libraries,
     }
     files = (request.model, request.output)
     subject = Subject(*files, choice, words, _where(request, check), feed, named, **typed)

@@ -215,7 +215,23 @@ class Search(Tried):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare:
+class WithOperators:
+    """Models that may have operators of the user's own."""
+
+    custom_ops: Annotated[
+        Path | None,
+        Reads(),
+        typer.Option(help="A library with custom operators of an ONNX model, or a folder of some."),
+    ] = None
+
+    @property
+    def libraries(self) -> str | None:
+        """The same as the option ``UserCustomOpLibPath`` has it."""
+        return None if self.custom_ops is None else str(self.custom_ops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(WithOperators):
     """``quark onnx compare``."""
 
     model: Annotated[Path, Reads(), typer.Argument(metavar="FLOAT_MODEL", help="The float model.")]
@@ -226,23 +242,13 @@ class Compare:
     ]
     report: ReportPath = None
     fail_under: FailUnder = None
-    custom_ops: Annotated[
-        Path | None,
-        Reads(),
-        typer.Option(help="A library with custom operators of the models, or a folder of some."),
-    ] = None
     overwrite: Overwrite = False
     json: Json = False
     source: SampleSource = field(default_factory=SampleSource)
 
-    @property
-    def libraries(self) -> str | None:
-        """The same as the option ``UserCustomOpLibPath`` has it."""
-        return None if self.custom_ops is None else str(self.custom_ops)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Auto:
+class Auto(WithOperators):
     """``quark auto``, for a file and for a folder."""
 
     model: Annotated[Path, Reads(), typer.Argument(help="An .onnx file, or a torch folder. It is not changed.")]

@@ -22,7 +22,7 @@ from quark.files.private import private_folder
 from quark.onnx import Config, ModelQuantizer
 from quark.onnx.config_file import config_of, read_values
 from quark.onnx.data import Feed, samples_of
-from quark.onnx.recipes import Choice
+from quark.onnx.recipes import LIBRARIES, Choice
 from quark.onnx.search import ASKED, save_plan, search, split_of
 from quark.onnx.sensitivity import sensitivity
 from quark.onnx.tuned_speed import repeating
@@ -165,7 +165,7 @@ def _judged(
         return [Line("speed", "same", "every layer stays in float: there is nothing to win", bad=True)], None, {}
     config = Config(config_of({**values, "layers": {**found.layers, **pinned}}))
     config.global_quant_config.extra_options |= {"PrintSummary": False, **found.settings}
-    libraries = config.global_quant_config.extra_options.get("UserCustomOpLibPath")
+    libraries = config.global_quant_config.extra_options.get(LIBRARIES)
     with private_folder() as folder:
         made = folder / "mixed.onnx"
         result = ModelQuantizer(config).run(request.model, made, fit)

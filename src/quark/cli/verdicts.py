@@ -236,6 +236,7 @@ def longer(subject: Subject, choice: Choice) -> str:
     purpose = "npu" if "npu" in hardware else "cpu" if static else "size"
     place = output.with_name(f"{output.stem}.auto{output.suffix}")
     words = ["quark", "auto", str(subject.model), *subject.source, "--for", purpose, "-o", str(place)]
+    words += [] if subject.libraries is None else ["--custom-ops", str(subject.libraries)]
     return f"try everything, with more bits where they help: {shlex.join(words)}"
 
 

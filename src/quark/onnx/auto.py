@@ -260,10 +260,9 @@ class Search:
         few = [list(islice(part, PROBED)) for part in (self.samples.fit, self.samples.choose)]
         kept = {one.name: self.book.done(f"probe {one.name}", Probed) for one in choices}
         left = [one for one in choices if kept[one.name] is None]
-        libraries = self.goal.libraries
-        found: Iterable[Probed] = (probed(self.model, one, few[0], few[1], libraries) for one in left)
+        found: Iterable[Probed] = (probed(self.model, one, few[0], few[1]) for one in left)
         if self.goal.workers != 1:
-            calls: list[parallel.Call] = [(probed, (self.model, one, *few, libraries), {}) for one in left]
+            calls: list[parallel.Call] = [(probed, (self.model, one, *few), {}) for one in left]
             found = parallel.results(calls, self.goal.workers, "processes")
         before = self.clock.left
         for choice, one in zip(left, found, strict=False):
@@ -380,10 +379,10 @@ def _try(search: Search) -> None:
     other recipes: where nothing is within, on the nearest, and on those that are cheaper than the first within."""
     goal, climbs = search.goal, list[Climb]()
     for place, preset in enumerate(goal.row.bases):
-        if place and not search.clock.fits(search.usual(Choice(preset))):
+        if place and not search.clock.fits(search.usual(goal.base(preset))):
             break
         search.situation = replace(search.situation, proposals=())  # those of another preset may mean nothing here
-        base = search.attempt(Choice(preset))
+        base = search.attempt(goal.base(preset))
         if base.passes and goal.row.cost == "rank":
             break
         worth = search.promising(base)
@@ -450,7 +449,7 @@ def _untried(search: Search) -> list[tuple[str, str]]:
             found.append((preset, "a cheaper one is within the tolerance" if passed else late))
     causes = {cause for trial in search.trials for cause in trial.causes}
     for recipe in (one for one in RECIPES if one.cause not in causes):
-        fits = [one for one in map(Choice, dict.fromkeys(presets)) if recipe.applies(search.situation, one)]
+        fits = [one for one in map(search.goal.base, dict.fromkeys(presets)) if recipe.applies(search.situation, one)]
         same = next((search.same[name] for one in fits if (name := recipe.change(one).name) in search.same), None)
         why = late if fits else "its condition does not hold for this model and these presets"
         found.append((recipe.name, why if same is None else f"{late}, and on few samples its model is that of {same}"))

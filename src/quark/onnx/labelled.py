@@ -30,9 +30,10 @@ from quark.measure.detections import DetectionLayout, average_precision, layout_
 from quark.measure.score import Score, score
 from quark.onnx.data import Feed, inputs_of
 from quark.onnx.data_files import file_of, find_samples
+from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import as_array, session_options
-from quark.onnx.graph.session import open_session
+from quark.onnx.graph.session import Runtime, open_session
 from quark.onnx.labels import LabelSource, boxes_of, classes_of, mask_of, masks_of
 
 Outputs = dict[str, np.ndarray]
@@ -83,21 +84,23 @@ def is_name(text: str) -> bool:
     return ":" not in text
 
 
-def measured(model: str | Path, metric: Metric, labelled: Iterable[tuple[Feed, Any]], known: Any) -> Score:
+def measured(
+    model: str | Path, metric: Metric, labelled: Iterable[tuple[Feed, Any]], known: Any, libraries: Libraries = None
+) -> Score:
     """The metric of a model on (sample, label) pairs.
 
     Raises:
         DataError: outputs that the metric cannot read.
     """
     feeds, labels = tee(labelled)
-    outputs = outputs_of(model, (feed for feed, _ in feeds))
+    outputs = outputs_of(model, (feed for feed, _ in feeds), libraries)
     said = [metric.judge(out, feed, label, known) for (feed, out), (_, label) in zip(outputs, labels, strict=True)]
     return score(metric.total(said), len(said))
 
 
-def outputs_of(model: str | Path, feeds: Iterable[Feed]) -> Iterator[tuple[Feed, Outputs]]:
+def outputs_of(model: str | Path, feeds: Iterable[Feed], libraries: Libraries = None) -> Iterator[tuple[Feed, Outputs]]:
     """Every sample with what the model makes of it."""
-    session = open_session(load(model), session_options())
+    session = open_session(load(model), session_options(Runtime(libraries=libraries)))
     names = [one.name for one in session.get_outputs()]
     for feed in feeds:
         found = session.run(None, dict(feed))
@@ -105,7 +108,11 @@ def outputs_of(model: str | Path, feeds: Iterable[Feed]) -> Iterator[tuple[Feed,
 
 
 def metrics_on(
-    name: str, model: Path, given: LabelSource, parts: Sequence[tuple[Iterable[Feed], Sequence[int]]]
+    name: str,
+    model: Path,
+    given: LabelSource,
+    parts: Sequence[tuple[Iterable[Feed], Sequence[int]]],
+    libraries: Libraries = None,
 ) -> list[Callable[[str], Score]]:
     """The metric by its name, as functions of a model's path, on parts of the samples.
 
@@ -114,6 +121,7 @@ def metrics_on(
         model: the float model, which decides how outputs are read.
         given: the labels and the samples' files.
         parts: samples, and their indices among all.
+        libraries: files with the models' custom operators.
 
     Raises:
         ConfigError, DataError: no such metric, labels that do not fit, or outputs that cannot be read.
@@ -123,13 +131,13 @@ def metrics_on(
         raise ConfigError(f"--metric {name} needs --labels: {_WANTED[name]}")
     if given.labels is not None and name == "perplexity":
         raise ConfigError("--metric perplexity takes no --labels: the tokens are their own")
-    _, first = next(outputs_of(model, parts[0][0]))
+    _, first = next(outputs_of(model, parts[0][0], libraries))
     known, labels = metric.know(first, given), metric.read(given)
     if len(labels) != given.count:
         raise DataError(f"--labels {str(given.labels)!r} has {len(labels)} labels for {given.count} samples")
 
     def on(feeds: Iterable[Feed], part: Sequence[int]) -> Callable[[str], Score]:
-        return lambda path: measured(path, metric, zip(feeds, (labels[k] for k in part), strict=True), known)
+        return lambda path: measured(path, metric, zip(feeds, (labels[k] for k in part), strict=True), known, libraries)
 
     return [on(feeds, part) for feeds, part in parts]
 

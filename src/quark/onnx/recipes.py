@@ -23,6 +23,8 @@ from quark.onnx.quantization.config.tuners import algorithm, preset_tuners
 from quark.report.verdict import LEVELS, Judged
 
 GOOD = len(LEVELS) - 1
+LIBRARIES = "UserCustomOpLibPath"
+"""The option that belongs to the model, not to a choice: it is in no name."""
 SLOW = 4
 """How many times as long as the others a slow recipe takes, about."""
 
@@ -58,6 +60,7 @@ class Choice:
         kinds = dict.fromkeys(self.layers.values())
         held = [f"{list(self.layers.values()).count(kind)} layers {kind}" for kind in kinds]
         short = {name: f"{len(one)} nodes" if isinstance(one, list) else one for name, one in self.options.items()}
+        short.pop(LIBRARIES, None)
         return " ".join((*replace(self, options=short).flags()[1:], *(["with", ", ".join(held)] if held else [])))
 
     @property

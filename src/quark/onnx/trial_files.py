@@ -11,22 +11,21 @@ from quark.onnx import fingerprint
 from quark.onnx.compare import compare
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
-from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.shapes import leave_unsaid
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantizer import ModelQuantizer
-from quark.onnx.recipes import Attempt, Choice
+from quark.onnx.recipes import LIBRARIES, Attempt, Choice
 from quark.onnx.result import Result
 from quark.onnx.trials import Probed
 from quark.report.verdict import worst
 
 
-def probed(model: Path, choice: Choice, fit: Sequence[Feed], choose: Sequence[Feed], libraries: Libraries) -> Probed:
+def probed(model: Path, choice: Choice, fit: Sequence[Feed], choose: Sequence[Feed]) -> Probed:
     """How a choice does on few samples. Made for a process of its own."""
     with private_folder() as folder:
         try:
             quantized(model, choice, folder / "probe.onnx", fit)
-            found = compare(model, folder / "probe.onnx", choose, layers=False, libraries=libraries)
+            found = compare(model, folder / "probe.onnx", choose, layers=False, libraries=choice.options.get(LIBRARIES))
         except QuarkError:
             return Probed(rank=[], digest="")
         digest = fingerprint.of_model(files.load(folder / "probe.onnx"))

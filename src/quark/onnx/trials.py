@@ -17,7 +17,7 @@ from quark.measure.score import Score
 from quark.onnx import fingerprint
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
-from quark.onnx.recipes import Choice
+from quark.onnx.recipes import LIBRARIES, Choice
 from quark.report.verdict import LEVELS, Judged
 from quark.search import trials
 from quark.search.parts import Split
@@ -76,6 +76,10 @@ class Goal(trials.Goal):
     def row(self) -> Purpose:
         """The row of the purpose."""
         return PURPOSES[self.purpose]
+
+    def base(self, preset: str) -> Choice:
+        """A preset, as this model is quantized with it."""
+        return Choice(preset, {} if self.libraries is None else {LIBRARIES: self.libraries})
 
 
 @dataclass(frozen=True)
