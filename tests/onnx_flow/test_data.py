@@ -325,6 +325,20 @@ def test_one_npz_file_of_all_samples(tmp_path: Path, batched: bool) -> None:
     assert [float(feed["b"].ravel()[0]) for feed in feeds] == [100, 102, 104, 106, 108]
 
 
+@pytest.mark.parametrize("axes", [0, 1, 2])
+@pytest.mark.parametrize("kind", [np.bool_, np.int64, np.float32, np.float16])
+def test_every_input_of_a_sample_is_an_array_that_the_runtime_takes(tmp_path: Path, kind: Any, axes: int) -> None:
+    """One of a row of numbers is no array, and ONNX Runtime refuses it."""
+    sizes = (3, 2)[:axes]
+    np.savez(tmp_path / "all.npz", a=np.ones((4, *sizes), kind))
+    words = {np.bool_: "bool", np.int64: "int64", np.float32: "float", np.float16: "float16"}
+    shape = f"[{', '.join(map(str, sizes))}]" if sizes else ""
+    proto = models.model(f"g ({words[kind]}{shape} a) => ({words[kind]}{shape} y) {{ y = Identity (a) }}", {}, 17)
+    for feed in taken(PathDataReader(load(proto), tmp_path / "all.npz")):
+        assert isinstance(feed["a"], np.ndarray) and feed["a"].shape == sizes
+        assert np.asarray(models.run(proto, feed)[0]).shape == sizes
+
+
 def test_a_folder_of_npz_files(tmp_path: Path) -> None:
     for k in range(2):
         np.savez(tmp_path / f"{k}.npz", a=np.full((1, 2), k, np.float32), b=np.zeros((1, 2), np.float32))

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from tests.onnx_flow.models import model, normal, session
+from tests.onnx_flow.models import branching, model, normal, session
 
 from quark.cli import main
 from quark.demo import data as demo
@@ -479,3 +479,31 @@ def test_an_infinite_output_loses_everything_or_is_a_mask(bad: float, side: str)
         assert found["kl"] == pytest.approx(float(np.sum(p * np.log(p / q))))
     else:
         assert not found["kl"] < np.inf
+
+
+@pytest.fixture
+def branched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A search on a model whose layers are in the bodies of an If, but for what it is to make small."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(branching(), "model.onnx")
+    np.savez("samples.npz", x=np.stack([normal(2, 4, seed=k) for k in range(4)]), flag=np.array([True, False] * 2))
+    wanted = ["--ledger", "l.json", "--target", "sqnr>=5"]
+    return ["onnx", "search", "model.onnx", "-o", "plan.yaml", "--data", "samples.npz", *wanted]
+
+
+@pytest.mark.parametrize("preset", ["A8W8_CPU", "A8W8"])
+def test_a_search_whose_budget_nobody_names_works_on_bodies_too(
+    branched: list[str], preset: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*branched, "-p", preset, "-c", preset, "-c", "float"]) in (0, 3)
+    assert "--budget latency" not in capsys.readouterr().out, "what is refused is not advised"
+
+
+@pytest.mark.parametrize("budget", ["latency", "table.yaml"])
+def test_a_budget_that_bodies_have_no_figures_for_is_refused_before_a_layer_is_tried(
+    branched: list[str], budget: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("table.yaml").write_text("uint8/int8: 0.2\nfloat/float: 1.0\n")
+    assert main([*branched, "-p", "A8W8_CPU", "-c", "uint8/int8", "-c", "float", "--budget", budget]) == 1
+    assert "use --budget size" in capsys.readouterr().err
+    assert not Path("l.json").exists() or "trial" not in Path("l.json").read_text()

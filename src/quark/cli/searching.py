@@ -20,8 +20,10 @@ from quark.cli.sources import feeds
 from quark.cli.verdicts import Subject, judge_all
 from quark.files.private import private_folder
 from quark.onnx import Config, ModelQuantizer
+from quark.onnx.bodies import wants_bodies
 from quark.onnx.config_file import config_of, read_values
 from quark.onnx.data import Feed, samples_of
+from quark.onnx.graph import model as files
 from quark.onnx.recipes import LIBRARIES, Choice
 from quark.onnx.search import ASKED, save_plan, search, split_of
 from quark.onnx.sensitivity import sensitivity
@@ -80,9 +82,10 @@ def run_search(request: Search) -> None:
     """
     values, wanted = values_of(request), request.wanted
     demands = demanded(request.fail_under, request.fail_slower)
-    usual = "latency" if wanted.target is not None and config_of(values).target == "cpu" else "size"
-    wanted = replace(wanted, budget=wanted.budget or usual)
     check_kind(wanted.output, "--output")
+    timed = wanted.budget != "latency" and _times_layers(request, values)
+    usual = "latency" if timed and wanted.target is not None and config_of(values).target == "cpu" else "size"
+    wanted = replace(wanted, budget=wanted.budget or usual)
     samples = feeds(request.model, request.source, judged_on=wanted.eval_data)
     source = request.source
     held_out = (
@@ -109,10 +112,16 @@ def run_search(request: Search) -> None:
     shown = _shown(parts, samples if held_out is None else held_out)
     lines, check, settings = _judged(request, values, found, parts.fit, shown)
     found = replace(found, settings={**found.settings, **settings})
-    verdict = plan_verdict(found, wanted, _following(request, wanted), lines, _again(request, wanted, lines))
+    again = _again(request, wanted, lines, timed and wanted.budget != "latency")
+    verdict = plan_verdict(found, wanted, _following(request, wanted), lines, again)
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
     write_both(found, wanted, request.model, verdict, write)
     tell_plan(found, wanted, request.model, verdict, demands.failures(check))
+
+
+def _times_layers(request: Search, values: Mapping[str, Any]) -> bool:
+    """Whether every layer's time can be told apart: that of layers in bodies of If and Loop cannot."""
+    return not wants_bodies(files.load(request.model), Config(config_of(dict(values))).compile().options)
 
 
 def _following(request: Search, wanted: Wanted) -> str:
@@ -123,12 +132,12 @@ def _following(request: Search, wanted: Wanted) -> str:
     return shlex.join([*words, *source_words(request.source), *judged_on])
 
 
-def _again(request: Search, wanted: Wanted, lines: Sequence[Line]) -> list[str]:
-    """The search that asks for what a model by the plan lacks; it has not been run."""
+def _again(request: Search, wanted: Wanted, lines: Sequence[Line], timed: bool) -> list[str]:
+    """The search that asks for what a model by the plan lacks; not run. ``timed``: time may be asked for."""
     bad = {line.subject: line.word for line in lines if line.bad}
     goal = parse_target(wanted.target, ASKED.metrics, wanted.metric is not None) if wanted.target else None
     decibels = goal is not None and wanted.metric is None and goal.metric in ("sqnr", "psnr")
-    raised, slow = decibels and "accuracy" in bad, bad.get("speed") == "slower" and wanted.budget != "latency"
+    raised, slow = decibels and "accuracy" in bad, timed and bad.get("speed") == "slower"
     if goal is None or not (raised or slow):
         return []
     target = f"{goal.metric}>={goal.value + STEP:g}" if raised else str(wanted.target)

@@ -252,7 +252,8 @@ def _slices(arrays: Mapping[str, np.ndarray], inputs: Sequence[ModelInput], inde
 
 def _slice(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
     size = _rows(array, one)
-    return _batched(array[index * size : (index + 1) * size] if size else array[index], one)
+    row = array[index * size : (index + 1) * size] if size else np.asarray(array[index])  # a number is no array
+    return _batched(row, one)
 
 
 def _rows(array: np.ndarray, one: ModelInput) -> int:

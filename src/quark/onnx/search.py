@@ -173,6 +173,7 @@ def search(
         layers = layer_runs.candidate_layers(candidates, job.target, job)
         made = layer_runs.open_runs(model_input, job, layers, split.fit, scratch, workers)
         try:
+            _check_bodies(made, budget)
             name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
             passes = Passes.over(made, candidates, name, PLANNING) if estimate else None
@@ -184,6 +185,14 @@ def search(
             layer_runs.close()
 
 
+def _check_bodies(made: LayerRuns, budget: str) -> None:
+    """Refuse, before any layer is tried, a budget that layers in bodies have no figures for."""
+    inside = next((unit.name for unit in made.units if made.common.place(unit.name)), None)
+    if inside is not None and budget not in ("size", "bits"):
+        told = "it is not told apart what layers in bodies of If and Loop take: use --budget size or --budget bits"
+        raise ConfigError(f"--budget {budget}: {told} ({inside!r} is one)")
+
+
 def _solved(whole: FileMetric, made: LayerRuns, split: Split, question: Question, alone: Alone | None) -> Found:
     """The plan, judged on samples that decided nothing; ``alone``: measures what is only estimated."""
     if split.choose is not None:
@@ -192,10 +201,6 @@ def _solved(whole: FileMetric, made: LayerRuns, split: Split, question: Question
     if is_table(question.budget):
         energies = with_energy(whole.study, macs_of(made.common), read_table(question.budget), types_of)
         whole, question = replace(whole, study=energies), replace(question, budget="energy")
-    inside = next((unit.name for unit in made.units if made.common.place(unit.name)), None)
-    if inside is not None and question.budget not in ("size", "bits"):
-        told = "it is not told apart what layers in bodies of If and Loop take: use --budget size or --budget bits"
-        raise ConfigError(f"--budget {question.budget}: {told} ({inside!r} is one)")
     timed = question.budget == "latency"
     study = with_latency(whole.study, made.common, whole.quantized) if timed else whole.study
     whole, report = replace(whole, study=study), None
