@@ -175,27 +175,6 @@ def test_a_model_that_fixes_its_batch_keeps_it() -> None:
     torch.testing.assert_close(float_graph(model, x)(x), model(x))
 
 
-class Rewriting(nn.Module):
-    """Reads a tensor after it was written in place."""
-
-    def __init__(self, view: bool = False) -> None:
-        super().__init__()
-        self.fc, self.view = nn.Linear(4, 4), view
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.fc(x)
-        other = y.view(-1) if self.view else y
-        y.relu_()
-        return y + other.view_as(y) * 2
-
-
-def test_who_reads_after_writing_in_place_reads_what_was_written() -> None:
-    model, x = Rewriting(), torch.randn(3, 4)
-    torch.testing.assert_close(float_graph(model, x)(x), model(x))
-    with pytest.raises(ModelError, match="writes in place"):
-        float_graph(Rewriting(view=True), x)
-
-
 def test_a_graph_of_the_user_is_taken_as_it_is() -> None:
     model, (x, *_) = net(), images()
     given: Any = torch.export.export(model, (x,)).module()

@@ -41,7 +41,7 @@ def fold_batch_norm(model: nn.Module, sample: Any) -> list[str]:
     if any(type(module).__module__.startswith("quark.") for module in modules.values()):
         raise ModelError(f"{type(model).__name__} is quantized already; fold batch norms into the float model")
     with evaluating(model):
-        graph = exported_with(model, sample).graph
+        graph: Any = exported_with(model, sample).module().graph
     pairs = list(find_pairs(list(graph.nodes), modules))
     for layer_name, norm_name in pairs:
         layer, norm = modules[layer_name], modules[norm_name]

@@ -1,4 +1,4 @@
-"""What of a graph depends on no input of the model: its own tensors, and what is computed from them alone."""
+"""What of a graph depends on no input of the model and on no layer: its own tensors, and what is computed from them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FixedTensors:
 def _computed_alone(graph: Graph) -> Iterator[Node]:
     reached = set[Node]()
     for node in graph.nodes:
-        if node.op == "placeholder" or reached.intersection(node.all_input_nodes):
-            reached.add(node)
+        if node.op in ("placeholder", "call_module") or reached.intersection(node.all_input_nodes):
+            reached.add(node)  # what a layer makes of numbers alone changes with its weights
         elif node.op == "call_function":
             yield node

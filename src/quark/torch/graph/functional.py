@@ -1,7 +1,7 @@
 """In-place operators become functional ones, so that a quantizer can stand between any two nodes; no-ops go.
 
 ``y = relu_(x)`` writes into x: whoever reads x afterwards reads y. Not handled: writing into a tensor of which a view
-is read afterwards, which is an error.
+is read afterwards, which is an error; torch's own decompositions rewrite it (``trace``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ VIEWS = frozenset((
     "select", "expand", "contiguous", "detach", "alias", "chunk", "split", "split_with_sizes", "getitem",
     "narrow", "unbind", "movedim",
 ))  # fmt: skip
+WITHOUT = "give the graph without it: torch.export.export(model, args).run_decompositions({}).module()"
 NOTHING = frozenset(("dropout", "feature_dropout", "alpha_dropout"))
 
 
@@ -24,16 +25,20 @@ def make_functional(graph: Graph) -> None:
     """Rewrite ``graph``: no guards, no dropout, nothing written in place.
 
     Raises:
-        ModelError: an in-place operator that cannot be rewritten, or a model traced in training mode.
+        ModelError: an in-place operator that cannot be rewritten, ``vmap``, or a model traced in training mode.
     """
     for node in list(graph.nodes):
         name = operator(node)
+        if getattr(node.target, "__module__", "").startswith("torch._functorch"):
+            raise ModelError(f"the graph holds vmap ({node.name}) as calls that are no operators; {WITHOUT}")
         if node.op == "call_module" and str(node.target).startswith("_guards_fn"):
             graph.erase_node(node)
         elif name.removesuffix("_") in NOTHING:
             if arguments(node)["train"]:
                 raise ModelError("the graph was exported in training mode (dropout is on); export model.eval()")
             replace_by_first(graph, node)
+        elif node.target is torch.ops.aten.view.default:  # torch proves it for the strides that it saw while tracing
+            node.target = torch.ops.aten.reshape.default
         elif name.endswith("_") and not name.startswith("_") and overload_of(node)._schema.is_mutable:
             out_of_place(graph, node, name)
     graph.eliminate_dead_code()
@@ -50,8 +55,9 @@ def out_of_place(graph: Graph, node: Node, name: str) -> None:
     packet = getattr(torch.ops.aten, name[:-1], None)
     overload = getattr(packet, overload_of(node)._overloadname, None)
     if overload is None:
-        where = f"{node.target} ({node.name})"
-        raise ModelError(f"the graph writes in place with {where}, which has no form that returns a new tensor")
+        raise ModelError(
+            f"{node.name} writes in place, and {node.target} has no form that returns a new tensor; {WITHOUT}"
+        )
     written = first(node)
     later = set()
     following = node.next
@@ -80,7 +86,4 @@ def check_views(written: Node, later: set[Node], node: Node) -> None:
     same = [other for other in node.graph.nodes if other is not written and base_of(other) is base]
     read = [user.name for other in same for user in other.users if user in later]
     if read:
-        raise ModelError(
-            f"{node.name} writes in place into a tensor of which {read[0]} reads a view; write that part of the model "
-            f"without in-place operators"
-        )
+        raise ModelError(f"{node.name} writes in place into a tensor of which {read[0]} reads a view; {WITHOUT}")

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule
 
 from quark.errors import DataError, ModelError
 from quark.torch.calibration import accepted, device_of, evaluating, to_device, without_cache
@@ -44,15 +45,28 @@ def float_graph(model: nn.Module, sample: Any = NO_SAMPLE) -> GraphModule:
             "fx_graph_mode exports the model with the first sample of the dataloader, and there is none; give samples, "
             "or a graph: torch.export.export(model, args).module()"
         )
-    exported: Any = model if given else exported_with(model, sample)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, of its copies of input structures
-        graph = copy.deepcopy(exported.graph)
-        make_functional(graph)
+        exported, graph = functional(model) if given else functional_export(exported_with(model, sample))
         lifted = lift_layers(exported, graph)
     folded = fold_graph(lifted)
     log.debug("batch norms folded into %s", ", ".join(folded) or "no layer")
     return lifted
+
+
+def functional(exported: Any) -> tuple[Any, Graph]:
+    """A graph that is given, and a copy of it that writes nothing in place."""
+    graph = copy.deepcopy(exported.graph)
+    make_functional(graph)
+    return exported, graph
+
+
+def functional_export(program: ExportedProgram) -> tuple[Any, Graph]:
+    """The same of a program. What is written through views torch itself rewrites, at the cost of a second tracing."""
+    try:
+        return functional(program.module())
+    except ModelError:
+        return functional(program.run_decompositions({}).module())
 
 
 def is_exported(model: nn.Module) -> bool:
@@ -63,7 +77,7 @@ def is_exported(model: nn.Module) -> bool:
     return all(name.startswith("_guards_fn") for name in called)
 
 
-def exported_with(model: nn.Module, sample: Any) -> GraphModule:
+def exported_with(model: nn.Module, sample: Any) -> ExportedProgram:
     """``model`` as torch exports it for ``sample``."""
     sample = to_device(sample, device_of(model))
     if isinstance(sample, Mapping):
@@ -78,10 +92,10 @@ def exported_with(model: nn.Module, sample: Any) -> GraphModule:
         return any_batch(model, args, kwargs, size) or fixed_batch(model, args, kwargs)
 
 
-def fixed_batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
-    """The graph for these very shapes."""
+def fixed_batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    """The program for these very shapes."""
     try:
-        return torch.export.export(model, args, kwargs).module()
+        return torch.export.export(model, args, kwargs)
     except Exception as error:
         raise ModelError(
             f"torch.export cannot make a graph of {type(model).__name__}, which fx_graph_mode needs; eager_mode needs "
@@ -89,8 +103,10 @@ def fixed_batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         ) from error
 
 
-def any_batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], size: int | None) -> GraphModule | None:
-    """The graph for any size of the batch; None where there is no batch, or the model fixes it."""
+def any_batch(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], size: int | None
+) -> ExportedProgram | None:
+    """The program for any size of the batch; None where there is no batch, or the model fixes it."""
     if size is None:
         return None
     batch: Any = torch.export.Dim.AUTO
@@ -103,12 +119,12 @@ def any_batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     except Exception as error:  # noqa: BLE001 (the exporter raises whatever its parts raise; the next way is tried)
         log.debug("no graph for any batch: %s", error)
         return None
-    graph: Any = program.module()
-    inputs = (node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder")
+    given = set(program.graph_signature.user_inputs)
+    inputs = (node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in given)
     fixed = [
         x for x in inputs if isinstance(x, torch.Tensor) and x.dim() and x.shape[0] == wide and is_known(x.shape[0])
     ]
-    return None if fixed else graph
+    return None if fixed else program
 
 
 def is_known(size: Any) -> bool:
