@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,31 @@ def test_damaged_files_end_as_the_parser_says(tmp_path: Path) -> None:
             with pytest.raises(ModelError):
                 load(path)
     assert met == {"broken", "bytes", "str"}
+
+
+MANY = {
+    "of the graph": "g (float[1] x) => (float[1] y) { ? }",
+    "of a branch": """g (float[1] x, bool c) => (float[1] y) { y = If (c)
+        <then_branch = a () => (float[1] u) { u = Neg (x) }, else_branch = b () => (float[1] y) { ? }> }""",
+    "of a function": "g (float[1] x) => (float[1] y) { y = own.f (x) }",
+}
+
+
+@pytest.mark.parametrize("place", MANY)
+def test_nodes_are_counted_before_the_parser_makes_objects_of_them(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever they are: beside those of the chain there are up to two others."""
+    count = 58
+    chain = " ".join(f"t{k} = Relu ({f't{k - 1}' if k else 'x'})" for k in range(count - 1))
+    chain += f" y = Relu (t{count - 2})"
+    text = f'<ir_version: 8, opset_import: ["" : 17, "own" : 1]> {MANY[place].replace("?", chain)}'
+    if place == "of a function":
+        text += f' <domain: "own", opset_import: ["" : 17]> f (x) => (y) {{ {chain} }}'
+    proto = onnx.parser.parse_model(text)
+    onnx.save(proto, tmp_path / "m.onnx")
+    most = {"of the graph": count, "of a branch": count + 2, "of a function": count + 1}[place]
+    for limit, told in ((most, False), (most - 1, True)):
+        monkeypatch.setattr(wire, "NODES", limit)
+        with pytest.raises(ModelError, match=f"has more than {limit} nodes") if told else nullcontext():
+            wire.read(tmp_path / "m.onnx")

@@ -166,6 +166,8 @@ def _read(path: Path) -> tuple[onnx.ModelProto, wire.Weights | None]:
         raise ModelError(f"the model file {str(path)!r} is empty")
     try:
         return wire.read(path)
+    except ModelError:
+        raise
     except OSError as error:
         raise ModelError(f"the model file {str(path)!r} cannot be read: {error.strerror}") from error
     except (DecodeError, ValueError, MemoryError) as error:

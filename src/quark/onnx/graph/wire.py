@@ -17,6 +17,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,21 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
+from quark.onnx.graph.budget import NODES
 from quark.onnx.graph.surgery import shape_of
 
 #: Numbers of fields in onnx.proto: of ModelProto, of GraphProto, of TensorProto.
 GRAPH, INITIALIZER, RAW = 7, 5, 9
+#: Message -> its fields that hold nodes, or messages that do.
+INSIDE = {
+    "model": {GRAPH: "graph", 25: "function"},
+    "graph": {1: "node"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {6: "graph", 11: "graph"},
+}
+#: Bytes from which a node may hold a subgraph that counts.
+HOLDS = 1 << 10
 #: Fields of a TensorProto whose data may be passed over: dims, data_type, name, raw_data, doc_string.
 PLAIN = frozenset((1, 2, 8, RAW, 12))
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -73,11 +85,13 @@ def read(path: Path) -> tuple[onnx.ModelProto, Weights | None]:
     Raises:
         OSError: the file cannot be read.
         google.protobuf.message.DecodeError, ValueError: it is damaged.
+        ModelError: it has too many nodes, told before the parser makes objects of all of them.
     """
     if LARGE_FILE <= path.stat().st_size <= LIMIT:
         with suppress(_Broken), path.open("rb") as file:
             weights = Weights(path, os.fstat(file.fileno()))
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole, memoryview(whole) as view:
+                _check_nodes(view, path)
                 return onnx.ModelProto.FromString(_model(view, weights.token)), weights
     return onnx.load(path, format="protobuf", load_external_data=False), None
 
@@ -89,6 +103,22 @@ def _identity(state: os.stat_result) -> tuple[int, ...]:
 
 class _Broken(ValueError):
     """The fields of a file cannot be walked."""
+
+
+def _check_nodes(view: memoryview, path: Path) -> None:
+    """Refuse a file of too many nodes before the parser makes an object of each."""
+    if next(islice(_nodes(view, 0, len(view), "model"), NODES, None), None) is not None:
+        raise ModelError(f"{str(path)!r} has more than {NODES} nodes; at most so many are taken")
+
+
+def _nodes(view: memoryview, start: int, end: int, message: str) -> Iterator[Field]:
+    """The nodes of a message, at any depth; small ones are not looked into."""
+    for field in _fields(view, start, end):
+        inner = INSIDE[message].get(field[0])
+        if inner == "node":
+            yield field
+        if inner is not None and (inner != "node" or field[3] - field[2] >= HOLDS):
+            yield from _nodes(view, field[2], field[3], inner)
 
 
 def _model(view: memoryview, token: str) -> bytes:
