@@ -104,6 +104,7 @@ MASKS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "chosen from a new tensor": lambda scores, upper: torch.where(upper == 0, scores, scores.new_full((1,), -1e9)),
     "a logarithm": lambda scores, upper: scores + torch.log((upper == 0).float()),
     "bounds": lambda scores, upper: torch.minimum(scores, torch.where(upper == 0, 1e9, -1e9)),
+    "with a bias": lambda scores, upper: scores + (upper.clamp(min=-1e4) + torch.linspace(-2, 2, 6)),
     "moved": lambda scores, upper: (scores[:, None] + upper[None, None]).squeeze(1),
 }
 MODELS: dict[str, Callable[[], nn.Module]] = {

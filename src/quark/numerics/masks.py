@@ -1,4 +1,4 @@
-"""Masks: constants of 0 and one very large number (or infinity) that decide which values count.
+"""Masks: constants with one very large number (or infinity) beside small ones, which decides which values count.
 
 A scale that covers such a number leaves the values beside it no resolution, and no scale covers infinity.
 """
@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import numpy as np
 
-#: A constant operand at or below this, beside which everything else is 0, is a mask and no data.
+#: A constant operand at or below this, beside which everything else is 0 or small, is a mask and no data.
 MASK_VALUE = -1e3
 #: The same for a positive one.
 FAR_ABOVE = 1e6
+#: How many times smaller the rest is: a bias that a mask was added to has a quarter of a step of 8 bits left.
+_RATIO = 1024
+#: Far numbers that a bias was added to are still one number.
+_SAME = 1.01
 
 
 def is_mask(numbers: np.ndarray) -> bool:
-    """Whether an array of any shape, not empty, holds infinity, or 0 and one number that is far out.
+    """Whether an array of any shape holds infinity, or one number that is far out and beside it only small ones.
 
     That number may stand there with both signs: bounds that let some values through.
     """
-    low, high = float(numbers.min()), float(numbers.max())  # bounds that half precision does not have
-    far_above = high >= FAR_ABOVE and (low >= 0 or low == -high)
-    extreme = high if far_above else low if low <= MASK_VALUE and high <= 0 else None
-    one = extreme is not None and bool(np.isin(numbers, (extreme, 0.0, -extreme)).all())
-    return one or bool(np.isinf(numbers).any())
+    if np.isinf(numbers).any():
+        return True
+    out = (numbers <= MASK_VALUE) | (numbers >= FAR_ABOVE)
+    far, rest = np.abs(numbers[out]), np.abs(numbers[~out]).max(initial=0.0)
+    return bool(far.size and far.max() / _SAME <= far.min() and far.min() / _RATIO >= rest)

@@ -1,4 +1,4 @@
-"""Masks: constants of 0 and one very large number (or infinity) that decide which values count.
+"""Masks: constants with one very large number (or infinity) that decide which values count.
 
 Whatever carries one stays float (``numerics.masks`` says why), from the node that puts it in to the one that makes
 small numbers of it (a Softmax, mostly; the MaxPool behind a Pad of -infinity).
