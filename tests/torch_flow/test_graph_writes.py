@@ -76,9 +76,9 @@ TORCH_REWRITES = (a_view_after_a_write, a_write_through_a_view, a_part_written, 
 
 @pytest.mark.parametrize("between", [after_a_write, *TORCH_REWRITES, mapped_over])
 def test_what_is_written_in_place_or_mapped_is_computed_as_the_model_does(between: Any) -> None:
-    model, x = Computing(between), torch.randn(3, 4)
-    graph = float_graph(model, x)
-    torch.testing.assert_close(graph(x), model(x))
+    model, x = Computing(between), torch.randn(5, 4)
+    graph = float_graph(model, x[:3])
+    torch.testing.assert_close(graph(x), model(x))  # of any batch, if torch rewrites it too
     written = [node for node in graph.graph.nodes if operator(node).endswith("_")]
     fixed_strides = [node for node in graph.graph.nodes if operator(node) == "view"]  # kernels may choose others
     assert not written and not fixed_strides

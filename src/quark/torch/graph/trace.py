@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
 from quark.errors import DataError, ModelError
 from quark.torch.calibration import accepted, device_of, evaluating, to_device, without_cache
@@ -47,26 +47,22 @@ def float_graph(model: nn.Module, sample: Any = NO_SAMPLE) -> GraphModule:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, of its copies of input structures
-        exported, graph = functional(model) if given else functional_export(exported_with(model, sample))
+        exported: Any = model if given else exported_with(model, sample).module()
+        graph = copy.deepcopy(exported.graph)
+        make_functional(graph)
         lifted = lift_layers(exported, graph)
     folded = fold_graph(lifted)
     log.debug("batch norms folded into %s", ", ".join(folded) or "no layer")
     return lifted
 
 
-def functional(exported: Any) -> tuple[Any, Graph]:
-    """A graph that is given, and a copy of it that writes nothing in place."""
-    graph = copy.deepcopy(exported.graph)
-    make_functional(graph)
-    return exported, graph
-
-
-def functional_export(program: ExportedProgram) -> tuple[Any, Graph]:
-    """The same of a program. What is written through views torch itself rewrites, at the cost of a second tracing."""
+def without_writes(program: ExportedProgram) -> ExportedProgram:
+    """The program itself, or torch's own rewriting of it where our rules cannot take its writes in place."""
     try:
-        return functional(program.module())
+        make_functional(program.module().graph)
     except ModelError:
-        return functional(program.run_decompositions({}).module())
+        return program.run_decompositions({})
+    return program
 
 
 def is_exported(model: nn.Module) -> bool:
@@ -95,7 +91,7 @@ def exported_with(model: nn.Module, sample: Any) -> ExportedProgram:
 def fixed_batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """The program for these very shapes."""
     try:
-        return torch.export.export(model, args, kwargs)
+        return without_writes(torch.export.export(model, args, kwargs))
     except Exception as error:
         raise ModelError(
             f"torch.export cannot make a graph of {type(model).__name__}, which fx_graph_mode needs; eager_mode needs "
@@ -116,6 +112,7 @@ def any_batch(
     named = {name: {0: batch} if has_batch(value, wide) else None for name, value in kwargs.items()}
     try:
         program = torch.export.export(model, args, kwargs, dynamic_shapes=named if kwargs else positional)
+        program = without_writes(program)
     except Exception as error:  # noqa: BLE001 (the exporter raises whatever its parts raise; the next way is tried)
         log.debug("no graph for any batch: %s", error)
         return None
