@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -295,6 +296,7 @@ def full_folder(target: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
+from typing import Any
 from quark.files.outputs import Output, drafts
 for turn in range(25):
     with drafts({"m": Output(Path(sys.argv[1]) / "m", kind="model")}) as paths:
@@ -319,6 +321,7 @@ def test_two_writers_never_mix_a_model_with_the_data_of_another(tmp_path: Path) 
 HOLDER = """
 import sys
 from pathlib import Path
+from typing import Any
 from quark.files.lock import ALIVE, working_on
 with working_on(Path(sys.argv[1]), "the ledger"):
     print("held", flush=True)
@@ -389,3 +392,26 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_what_a_living_one_nee
     assert (tmp_path / "b.txt").read_text() == "b" and (kept / PREVIOUS / "d.txt").exists()
     write_output(Output(tmp_path / "d.txt"), "d")  # the file is there anew: nobody needs the copy
     assert sorted(one.name for one in tmp_path.iterdir()) == ["b.txt", "c.txt", "d.txt"]
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_a_file_of_its_own_is_never_away(data: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is replaced in one step; only one that has a file of data beside it is set aside first."""
+    place = tmp_path / "m.onnx"
+    output = Output(place, "--out", "model")
+    for text in ("old", "new"):
+        moved: list[tuple[str, str]] = []
+        replace = os.replace
+
+        def noted(source: Any, goal: Any, moved: Any = moved, replace: Any = replace) -> None:
+            moved.append((Path(source).name, Path(goal).name))
+            replace(source, goal)
+
+        monkeypatch.setattr(gate.os, "replace", noted)
+        with draft_of(output) as draft:
+            draft.write_text(text)
+            if data:
+                draft.with_name(draft.name + ".data").write_text(text)
+        monkeypatch.undo()
+    aside = [one for one in moved if one[0] == "m.onnx" and one[1] == "m.onnx"]
+    assert place.read_text() == "new" and len(aside) == (2 if data else 1)

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from quark.errors import ConfigError
+from quark.numerics import ggml, ggml_fit
+from quark.numerics.blocks import Block
 from quark.numerics.elements import ELEMENTS, Float, Int
-from quark.numerics.formats import register_format, unregister_format
+from quark.numerics.formats import FORMATS, register_format, unregister_format
+from quark.numerics.ggml import GGML
+from quark.numerics.granularity import Group
 from quark.numerics.scales import of_format
 
 
@@ -60,3 +64,63 @@ def test_scales_of_a_format_are_its_positive_values(name: str) -> None:
     distance = np.abs(scales[:, None].astype(np.float64) - values)
     np.testing.assert_array_equal(np.abs(found - scales), distance.min(-1))
     assert np.isin(found, values).all()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2])
+def test_blocks_and_groups_have_an_element_or_more(size: int) -> None:
+    row = Block("own_block", ELEMENTS["fp8_e4m3"], size) if size else None
+    if row is None:
+        with pytest.raises(ConfigError, match="blocks of one element or more"):
+            register_format(Block("own_block", ELEMENTS["fp8_e4m3"], 0))
+        with pytest.raises(ConfigError, match="group size 0 must be 1 or more"):
+            Group(-1, 0)
+        return
+    register_format(row)
+    unregister_format("own_block")
+    assert Group(-1, size).blocks((3, 4)) == (1, size)
+
+
+def test_scales_that_float16_has_stay_as_they_are() -> None:
+    """Others are the next one outward, at most 2^-10 of themselves away."""
+    exact = np.arange(0x0400, 0x7C00, 7, dtype=np.uint16).view(np.float16).astype(np.float32)
+    exact = np.concatenate([exact, -exact])
+    np.testing.assert_array_equal(ggml_fit.not_below(exact), exact)
+    found = ggml_fit.not_below(exact[:-1] * np.float32(1 + 2**-13))
+    assert (np.abs(found) > np.abs(exact[:-1])).all()
+    assert (np.abs(found) <= np.abs(exact[:-1]) * (1 + 2.0**-10)).all()
+
+
+@pytest.mark.parametrize("factor, kept", [(1.0, True), (1 - 2.0**-20, False)])
+def test_the_scale_of_a_tensor_is_a_normal_number_or_one(factor: float, kept: bool) -> None:
+    """NVFP4: the largest magnitude / (6 · 448), where that is at least 2^-126."""
+    row = FORMATS["nvfp4"]
+    assert isinstance(row, Block)
+    largest = np.float32(6 * 448 * 2.0**-126 * factor)
+    found = row.above(np.array([[largest, 0, -largest / 2]], np.float32), None)
+    assert found is not None and float(found) == (2.0**-126 if kept else 1.0)
+
+
+def test_a_block_without_minima_keeps_the_scale_of_least_squares() -> None:
+    """Where no multiple of the minimum is used nothing is known of it, and the scale alone is fitted."""
+    row = GGML["q4_k"]
+    draw = np.random.default_rng(3)
+    x = np.abs(draw.standard_normal((2, 8, 32))).astype(np.float32)
+    codes = np.rint(x * 5).astype(np.float32)
+    zeros = np.zeros((2, 8), np.float32)
+    found = ggml.Fields(np.full(2, 9, np.float32), np.full(2, 0.25, np.float32), zeros + 2, zeros, codes)
+    fitted = ggml.refitted(found, x, np.ones_like(x))
+    flat = 2 * codes.reshape(2, -1).astype(np.float64)
+    expected = (flat * x.reshape(2, -1)).sum(-1) / np.square(flat).sum(-1)
+    np.testing.assert_allclose(fitted.d, expected, rtol=2**-10)
+    np.testing.assert_array_equal(fitted.dmin, np.full(2, 0.25, np.float32))
+    assert row.units == 63
+
+
+def test_a_minimum_that_least_squares_makes_nothing_of_is_none() -> None:
+    """Values that codes and scales give exactly, beside minima that are not needed: d = 2 and dmin = 0."""
+    codes = np.zeros((1, 8, 32), np.float32)
+    codes[..., 1::2] = 4
+    ones = np.ones((1, 8), np.float32)
+    found = ggml.Fields(np.full(1, 9, np.float32), np.full(1, 0.25, np.float32), ones, ones, codes)
+    fitted = ggml.refitted(found, 2 * codes, np.ones_like(codes))
+    assert (float(fitted.d[0]), float(fitted.dmin[0])) == (2.0, 0.0)

@@ -92,7 +92,7 @@ class ArrayArchive(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         member = self._members[name]
         with self._opened(name) as archive, archive.open(member) as file:
-            return _unpacked(file, archive.getinfo(member).file_size)
+            return _unpacked(file)
 
     @contextmanager
     def _opened(self, name: str = "") -> Iterator[zipfile.ZipFile]:
@@ -100,14 +100,12 @@ class ArrayArchive(Mapping[str, np.ndarray]):
             yield archive
 
 
-def _unpacked(file: IO[bytes], size: int) -> np.ndarray:
-    """The array of one member, whose unpacked bytes the archive gives as ``size``."""
+def _unpacked(file: IO[bytes]) -> np.ndarray:
+    """The array of one member."""
     shape, order, dtype = _header(file)
     needed = math.prod(shape) * dtype.itemsize
     if needed > WHOLE:
         raise ValueError(f"it takes {needed} bytes, and at most {WHOLE} are unpacked: store it as a .npy file")
-    if needed > size:
-        raise ValueError(f"its header promises {needed} bytes of values, and the archive has {size}")
     values = file.read(needed)
     if len(values) < needed or file.read(1):  # reading to the end compares the check sum
         raise ValueError(f"its header promises {needed} bytes of values, and the archive has another number")

@@ -96,7 +96,7 @@ class Rows:
             quantized, values = quantized * self.unit, values * self.unit
         power = np.square(quantized).sum(-1, dtype=np.float64)
         shared = np.multiply(quantized, values, out=quantized).sum(-1, dtype=np.float64)
-        usable = (power > 0) & (shared > 0)
+        usable = power > 0  # codes have the signs of their values: then shared is, too
         return np.where(usable, scale * shared / np.where(usable, power, 1), scale).astype(np.float32)
 
     def _quantized(self, scale: np.ndarray, zero_point: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from quark.numerics.ggml import Ggml
 from quark.torch import LLMTemplate
 from quark.torch.export import gguf_tensors
 from quark.torch.export.api import export_gguf
-from quark.torch.export.gguf_bounds import GRIDS, beyond
+from quark.torch.export.gguf_bounds import GRIDS, SLACK, allowed, beyond
 from quark.torch.export.gguf_tensors import rounded
 from quark.torch.quantized_layer import quantized_layers
 
@@ -108,3 +108,27 @@ def test_codes_are_searched_once_and_what_is_written_is_what_the_quantizer_makes
         loss = export_gguf(model, tmp_path / "m", "llama", bpe)
         assert loss.relative == 0 and numbers <= searched[0] <= 1.2 * numbers
     assert broken == "" or not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(("kind", "low", "high", "step"), [
+    ("Q4_1", 2.0, 5.0, 3 / 15), ("Q5_1", -5.0, -2.0, 3 / 31), ("Q4_K", 2.0, 5.0, 5 / 15), ("Q5_K", -5.0, -2.0, 5 / 31),
+    ("Q2_K", -1.0, 5.0, 6 / 3), ("Q8_0", -1.0, 5.0, 5 / 127),
+])  # fmt: skip
+def test_what_a_block_may_be_off_is_half_a_step_and_what_its_scales_round(
+    kind: str, low: float, high: float, step: float
+) -> None:
+    """Q4_1 and Q5_1 store where they begin; K-quants begin at 0 or below, and their scales have six bits (Q2_K: four).
+
+    The rest: scales and minima rounded to multiples of the largest are half a multiple off, those over all codes.
+    """
+    row = GRIDS[kind]
+    blocks = np.linspace(low, high, row.sub, dtype=np.float32)[None].repeat(row.size // row.sub, 0)
+    start = {"K": min(low, 0.0), "1": low}.get(kind[-1], 0.0)
+    most = step / 2
+    if kind.endswith("K"):
+        units = row.units
+        most += (row.largest + 1) * step / units / 2 - start / units / 2
+    rest = (row.largest + 1) * step * 2**-11 + abs(start) * 2**-11  # of float16
+    found = allowed(row, blocks)
+    assert found.shape == (len(blocks),)
+    assert ((found >= most) & (found <= (most + rest) * (1 + 2 * SLACK))).all()

@@ -102,9 +102,10 @@ def check_no_adapter(folder: Path) -> None:
 
 def weight_files(folder: Path) -> dict[str, tuple[str, ...]]:
     """Files with tensors, and the names in each."""
-    indexes = sorted(folder.glob(f"*{SUFFIX}.index.json"))
+    indexes = list(folder.glob(f"*{SUFFIX}.index.json"))
     if len(indexes) > 1:
-        raise ModelError(f"{str(folder)!r} has {len(indexes)} indexes ({', '.join(path.name for path in indexes)})")
+        names = ", ".join(sorted(path.name for path in indexes))
+        raise ModelError(f"{str(folder)!r} has {len(indexes)} indexes ({names})")
     if indexes:
         return indexed_files(folder, indexes[0])
     files = sorted(folder.glob(f"*{SUFFIX}"))

@@ -113,8 +113,8 @@ def stacked_items(model: nn.Module, items: Iterable[Item], coded: Iterable[str])
                 refuse(f"{missing[0]!r} is not there, and all experts of a stack are stored alike")
             made += [coded_stack(f"{path}.{target}", layers, by_name), bias_stack(f"{path}.{target}", layers, by_name)]
             taken |= set(wanted)
-    if left := sorted(set(coded) - taken):
-        refuse(f"{left[0].removesuffix('.weight')!r} is quantized, and only experts can be; {REMEDY}")
+    if left := set(coded) - taken:
+        refuse(f"{min(left).removesuffix('.weight')!r} is quantized, and only experts can be; {REMEDY}")
     return [item for item in items if not taken & set(item.form)] + made
 
 

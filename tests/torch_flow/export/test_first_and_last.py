@@ -1,0 +1,74 @@
+"""Parts of the exports at the first and the last of what they take, each asked directly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quark.errors import ModelError
+from quark.torch.export import gguf_tensors, gguf_wordpiece, left_out
+from quark.torch.export.gguf_tensors import FileLoss
+from quark.torch.export.shards import item_of
+
+
+class Network(nn.Module):
+    """Two layers of a model, and a third that transformers does not load."""
+
+    _keys_to_ignore_on_load_unexpected = (r"model\.layers\.\d+",)
+    config: Any = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=2))
+
+
+@pytest.mark.parametrize(("name", "behind"), [
+    ("model.layers.1.up.weight", False), ("model.layers.2.up.weight", True), ("model.layers.10.up.weight", True),
+    ("model.norm.weight", False),
+])  # fmt: skip
+def test_layers_from_the_number_of_layers_on_are_heads(name: str, behind: bool) -> None:
+    assert left_out.is_prediction(Network(), name) is behind
+
+
+def test_of_heads_only_matrices_are_layers() -> None:
+    model = Network()
+    forms = {"a.weight": (2, 3), "norm.weight": (3,), "a.bias": (2, 2), "experts.weight": (2, 3, 4)}
+    model.__dict__[left_out.GIVEN] = [item_of(name, torch.zeros(shape)) for name, shape in forms.items()]
+    assert left_out.left_out_layers(model) == ["a", "experts"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_tokens_need_a_row_each(size: int) -> None:
+    """Of a vocabulary whose last id is 2."""
+    data = {
+        "model": {"vocab": {"[UNK]": 0, "a": 1, "##b": 2}},
+        "normalizer": {
+            "type": "BertNormalizer", "lowercase": True, "strip_accents": None, "clean_text": True,
+            "handle_chinese_chars": True,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+    }  # fmt: skip
+    if size < 3:
+        with pytest.raises(ModelError, match="has the token 2, and the embedding of the model 2 rows"):
+            gguf_wordpiece.wordpiece_tokens(Path("t.json"), data, size)
+        return
+    kind, texts, scores, types = gguf_wordpiece.wordpiece_tokens(Path("t.json"), data, size)
+    assert (kind, texts, scores) == ("bert", ["\u2581[UNK]", "\u2581a", "b"], [0.0] * 3)
+    assert Counter(types) == {1: 3}
+
+
+@pytest.mark.parametrize(("shape", "written"), [
+    ((1,), (1,)), ((5,), (5,)), ((5, 1), (5,)), ((1, 5), (5,)), ((5, 3), (5, 3)), ((2, 1, 3), (2, 3)),
+])  # fmt: skip
+def test_axes_of_one_number_are_left_out_of_matrices(
+    shape: tuple[int, ...], written: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Module()
+    model.register_parameter("weight", nn.Parameter(torch.zeros(shape)))
+    row = SimpleNamespace(shifted=False, interleaved=False)
+    choice: Any = SimpleNamespace(config=None, row=row, is_float=False, float_type="F32", type_of=lambda name: None)
+    monkeypatch.setattr(gguf_tensors, "file_name", lambda name, choice: name)
+    entry = gguf_tensors.entry_of("weight", model.weight, model, choice, FileLoss())
+    assert entry.shape == written
