@@ -10,8 +10,13 @@ import torch
 from tests.torch_flow import oracle
 from torch import nn
 
+from quark.config.tensor import TensorSpec
 from quark.errors import DataError
+from quark.numerics.affine import fake_quantize
+from quark.numerics.granularity import Channel, Granularity, Group
+from quark.observers.registry import SEARCHES, RangeMethod
 from quark.torch import ModelQuantizer
+from quark.torch.observer import SearchObserver
 from quark.torch.quantization.config.config import (
     Int8PerTensorSpec,
     OCP_MXFP4DiffsSpec,
@@ -245,3 +250,31 @@ def test_values_that_are_not_finite_are_named(name: str) -> None:
     bad[3, 4] = torch.inf
     with pytest.raises(DataError, match=r"input_tensors of '0': 0 NaN and 1 infinite values among 4096"):
         calibrated(tensor_config(getattr(observers, name)), [NORMAL, bad])
+
+
+ONCE = [name for name, row in SEARCHES.items() if row.rows is not None]
+
+
+@pytest.mark.parametrize("method", ONCE)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("granularity", [Channel(0), Channel(1), Group(1, 16), Group(1, 24)], ids=str)
+def test_all_scales_of_a_weight_are_found_at_once_and_as_well_as_one_by_one(
+    method: str, symmetric: bool, granularity: Granularity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = TensorSpec("int4", symmetric, granularity=granularity, method=method)
+    alone, weight = SearchObserver(spec), HEAVY[:24, :56]
+    alone(weight)
+    before = alone.range()
+
+    def error(span: tuple[torch.Tensor, torch.Tensor]) -> float:
+        scale, zero = (torch.as_tensor(one) for one in spec.grid.parameters(*(side.numpy() for side in span)))
+        made = fake_quantize(weight, scale, zero, spec.grid.format, granularity, narrow=spec.narrow_codes)
+        return float((made - weight).square().sum())
+
+    monkeypatch.setattr(RangeMethod, "find", None)  # nothing looks at one row
+    once = SearchObserver(spec)
+    once.constant = True
+    once(weight)
+    found = once.range()
+    assert found[0].shape == before[0].shape == granularity.parameter_shape(weight.shape)
+    assert error(found) <= error(before) * 1.001  # both search by steps

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from quark.errors import ConfigError, check_name, check_names
 from quark.numerics.affine import Grid
 from quark.observers import (
@@ -43,11 +45,13 @@ class RangeMethod:
         name: its name in ``SEARCHES``.
         statistic: what has to be collected; called with the settings it takes.
         search: turns the statistic into a range.
+        rows: ranges of many rows of values at once, (rows [..., n], grid, settings) → lo, hi [...]; None: row by row.
     """
 
     name: str
     statistic: Callable[..., Statistic]
     search: Callable[..., Range]
+    rows: Callable[..., tuple[np.ndarray, np.ndarray]] | None = None
 
     @property
     def needs_values(self) -> bool:
@@ -84,6 +88,17 @@ class RangeMethod:
         lo, hi = self.search(statistic, grid, **_taken(settings, _keywords(self.search, 2)))
         return float(lo), float(hi)
 
+    def of_rows(self, values: np.ndarray, grid: Grid, settings: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """The ranges of a tensor that is seen once, a weight, of which every row [..., n] has its own scale.
+
+        Raises:
+            ConfigError: a method that looks at one row at a time, an unknown setting.
+        """
+        self.check(settings)
+        if self.rows is None:
+            raise ConfigError(f"the calibration method {self.name!r} finds the ranges of one row at a time")
+        return self.rows(values, grid, **_taken(settings, _keywords(self.rows, 2)))
+
 
 @cache
 def _keywords(function: Callable[..., Any], skip: int) -> tuple[str, ...]:
@@ -101,7 +116,7 @@ ROWS = (
     RangeMethod("moving_non_overflow", MovingMinMax, non_overflow.search),
     RangeMethod("percentile", quantiles, percentile.search),
     RangeMethod("layerwise_percentile", outlined, layerwise_percentile.search),
-    RangeMethod("mse", sampled, mse.search),
+    RangeMethod("mse", sampled, mse.search, mse.search_rows),
     RangeMethod("mse_most_common", Votes, mse_modes.most_common),
     RangeMethod("mse_percentile", Histogram, mse_modes.within_percentile),
     RangeMethod("entropy", Histogram, entropy.search),

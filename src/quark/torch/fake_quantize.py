@@ -163,7 +163,10 @@ class FakeQuantize(Quantizer):
         """A fresh observer of this stage."""
         stage = self.stage
         granularity = Tensor() if stage.is_block else self.granularity
-        return stage.observer(replace(stage.spec, granularity=granularity, scale_rule=stage.grid.scale_rule), device)
+        spec = replace(stage.spec, granularity=granularity, scale_rule=stage.grid.scale_rule)
+        observer = stage.observer(spec, device)
+        observer.constant = observer.constant or self.constant
+        return observer
 
     def start(self, device: torch.device) -> None:
         """Collect from now on what the static range is found from; tensors pass as they are."""

@@ -27,7 +27,6 @@ from quark.numerics.affine import fake_quantize
 from quark.numerics.granularity import Tensor
 from quark.observers.entropy import search_both
 from quark.observers.histogram import Histogram
-from quark.observers.mse import search_rows
 from quark.observers.registry import OWN_METHODS, SEARCHES, rows_of
 from quark.observers.statistics import Statistic
 
@@ -48,6 +47,7 @@ class ObserverBase:
         method: the row of ``quark.observers.SEARCHES`` that finds the range; empty for code of its own.
         spec: how the tensor is quantized.
         count: values seen.
+        constant: what is seen is a weight, once.
     """
 
     registry: ClassVar[dict[str, type[ObserverBase]]] = {}
@@ -55,6 +55,7 @@ class ObserverBase:
     rule: ClassVar[str | None] = None
     trained: ClassVar[bool] = False
     method: ClassVar[str] = ""
+    constant: bool = False
     _own: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -228,6 +229,7 @@ class SearchObserver(ObserverBase):
         super().__init__(spec, device)
         self.statistics: list[Statistic] = []
         self.shape: tuple[int, ...] = ()
+        self.found: Range | None = None
 
     @classmethod
     def told(cls, spec: TensorSpec) -> TensorSpec:
@@ -239,8 +241,16 @@ class SearchObserver(ObserverBase):
         return dict(self.settings_of(self.spec) if self.method else self.spec.settings)
 
     def observe(self, x: torch.Tensor) -> None:
-        """Count the values of one sample, those of every scale by themselves."""
+        """Count the values of one sample, those of every scale by themselves; of a weight, find all scales at once."""
         granularity, x = self.spec.granularity, x.float()
+        row = SEARCHES[self.method or self.spec.method]
+        if self.constant and row.rows is not None and math.prod(granularity.parameter_shape(tuple(x.shape))) > 1:
+            if self.found is not None:
+                raise DataError(f"{type(self).__name__} takes one sample, a weight; static activations give many")
+            extremes(x, self.spec)
+            lo, hi = row.of_rows(granularity.tile(x).cpu().numpy(), self.spec.grid, self.settings())
+            self.found = torch.from_numpy(lo), torch.from_numpy(hi)
+            return
         shape = granularity.parameter_shape(tuple(x.shape))
         if self.statistics and shape != self.shape:
             counts = f"samples have {list(self.shape)} and {list(shape)} of them"
@@ -256,6 +266,8 @@ class SearchObserver(ObserverBase):
 
     def range(self) -> Range:
         """The outcome of the search."""
+        if self.found is not None:
+            return self.found
         found = [self.row.find(one, self.spec.grid, self.told_settings) for one in self.statistics]
         lo, hi = torch.tensor(found, dtype=torch.float64).T
         return lo.reshape(self.shape), hi.reshape(self.shape)
@@ -314,27 +326,12 @@ class PerTensorPowOf2MinMSEObserver(_Searched):
     rule = "power_of_two"
 
 
-class _SearchedRows(ObserverBase):
+class _SearchedRows(SearchObserver):
     """The scales of least squared error, for weights: one sample."""
 
     schemes = ("per_channel", "per_group")
     method = "mse"
-    found: Range | None = None
-
-    def observe(self, x: torch.Tensor) -> None:
-        """Search the rows of the only sample."""
-        if self.found is not None:
-            raise DataError(f"{type(self).__name__} takes one sample, a weight; static activations give many")
-        rows = self.spec.granularity.tile(x.float())
-        extremes(rows, self.spec)
-        lo, hi = search_rows(rows.cpu().numpy(), self.spec.grid)
-        self.found = torch.from_numpy(lo), torch.from_numpy(hi)
-
-    def range(self) -> Range:
-        """The ranges of the scales found."""
-        if self.found is None:
-            raise DataError(f"{type(self).__name__} has seen no values")
-        return self.found
+    constant = True
 
 
 class PerChannelPowOf2MinMSEObserver(_SearchedRows):
