@@ -273,7 +273,7 @@ def test_all_scales_of_a_weight_are_found_at_once_and_as_well_as_one_by_one(
 
     monkeypatch.setattr(RangeMethod, "find", None)  # nothing looks at one row
     once = SearchObserver(spec)
-    once.constant = True
+    once.of_weight = True
     once(weight)
     found = once.range()
     assert found[0].shape == before[0].shape == granularity.parameter_shape(weight.shape)

@@ -165,7 +165,7 @@ class FakeQuantize(Quantizer):
         granularity = Tensor() if stage.is_block else self.granularity
         spec = replace(stage.spec, granularity=granularity, scale_rule=stage.grid.scale_rule)
         observer = stage.observer(spec, device)
-        observer.constant = observer.constant or self.constant
+        observer.of_weight = observer.of_weight or self.constant
         return observer
 
     def start(self, device: torch.device) -> None:

@@ -47,7 +47,7 @@ class ObserverBase:
         method: the row of ``quark.observers.SEARCHES`` that finds the range; empty for code of its own.
         spec: how the tensor is quantized.
         count: values seen.
-        constant: what is seen is a weight, once.
+        of_weight: what is seen is a weight, which is seen once.
     """
 
     registry: ClassVar[dict[str, type[ObserverBase]]] = {}
@@ -55,7 +55,7 @@ class ObserverBase:
     rule: ClassVar[str | None] = None
     trained: ClassVar[bool] = False
     method: ClassVar[str] = ""
-    constant: bool = False
+    of_weight: bool = False
     _own: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -244,7 +244,7 @@ class SearchObserver(ObserverBase):
         """Count the values of one sample, those of every scale by themselves; of a weight, find all scales at once."""
         granularity, x = self.spec.granularity, x.float()
         row = SEARCHES[self.method or self.spec.method]
-        if self.constant and row.rows is not None and math.prod(granularity.parameter_shape(tuple(x.shape))) > 1:
+        if self.of_weight and row.rows is not None and math.prod(granularity.parameter_shape(tuple(x.shape))) > 1:
             if self.found is not None:
                 raise DataError(f"{type(self).__name__} takes one sample, a weight; static activations give many")
             extremes(x, self.spec)
@@ -331,7 +331,7 @@ class _SearchedRows(SearchObserver):
 
     schemes = ("per_channel", "per_group")
     method = "mse"
-    constant = True
+    of_weight = True
 
 
 class PerChannelPowOf2MinMSEObserver(_SearchedRows):
