@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quark.errors import ModelError
+from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.checkpoint import read_checkpoint
+from quark.torch.files.quantize import quantize_checkpoint
 from quark.torch.files.skeleton import read_skeleton
 from quark.torch.language import load_model
 
@@ -124,3 +128,49 @@ def test_every_number_is_refused_or_does_what_it_says(kind: str, tmp_path: Path)
             loaded = refused(tmp_path, lambda: load_model(tmp_path))
             read = refused(tmp_path, lambda: read_skeleton(read_checkpoint(tmp_path)))
             assert loaded or not read, (path, value)
+
+
+def change(folder: Path, name: str, value: torch.Tensor) -> None:
+    """Another tensor in place of ``name`` in the files of a folder, or one more."""
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, name: value}, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("llama", "model.layers.1.mlp.up_proj.weight"), ("llama", "model.norm.weight"),
+     ("mixtral", "model.layers.0.block_sparse_moe.experts.1.w2.weight"), ("gpt2", "transformer.h.0.mlp.c_fc.bias")],
+)  # fmt: skip
+def test_integers_in_the_place_of_floats_are_refused_by_both_readers(
+    kind: str, name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """They would be codes, of nobody knows what; as floats they are other weights."""
+    folder_of(kind, tmp_path)
+    change(tmp_path, name, (load_file(tmp_path / "model.safetensors")[name] * 100).to(dtype))
+    for read in (load_model, lambda folder: read_skeleton(read_checkpoint(folder))):
+        with pytest.raises(ModelError, match=rf"{re.escape(name)}' is u?int\d+, and .*config.json"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.other.weight", "model.layers.2.mlp.up_proj.weight"])
+def test_a_tensor_of_a_layer_that_the_model_lacks_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
+    folder_of("llama", tmp_path)
+    change(tmp_path, name, torch.ones(32, 32))
+    config = LLMTemplate.get("llama").get_config("int8_wo_per_channel")
+    for read in (load_model, lambda folder: quantize_checkpoint(folder, tmp_path / "made", config)):
+        with pytest.raises(ModelError, match=f"{re.escape(name)}', for which .*config.json' has no layer"):
+            read(tmp_path)
+    assert not (tmp_path / "made").exists()
+
+
+def test_other_tensors_that_the_model_lacks_are_left_behind_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As transformers does: a result that holds them was read by no program of ours."""
+    folder_of("llama", tmp_path)
+    change(tmp_path, "unknown.bias", torch.ones(4))
+    quantize_checkpoint(tmp_path, tmp_path / "made", LLMTemplate.get("llama").get_config("int8_wo_per_channel"))
+    assert "LlamaForCausalLM has no place for 1 tensors" in caplog.text and "'unknown.bias'" in caplog.text
+    quantized = ModelQuantizer(LLMTemplate.get("llama").get_config("int8_wo_per_channel"))
+    assert torch.equal(answers(tmp_path / "made"), quantized.quantize_model(load_model(tmp_path))(IDS).logits)

@@ -27,7 +27,6 @@ from quark.torch.calibration import RAISED_BY
 from quark.torch.template_reading import vocabularies
 
 Ids = torch.Tensor
-NUMBER = re.compile(r"\d+")
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
 )
@@ -59,9 +58,10 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
         if method not in OWN:
             return model_to_run(folder).to(device)
         return own_model(None, folder, trust_remote_code=trust_remote_code, device=device)
-    from quark.torch.export.checkpoint import PICKLES, check_no_adapter, weight_files
+    from quark.torch.export.checkpoint import PICKLES, check_no_adapter, read_checkpoint
     from quark.torch.export.model_files import read_object
-    from quark.torch.files.fitting import check_counts, told
+    from quark.torch.files.fitting import check_counts, check_types, told
+    from quark.torch.files.skeleton import stored_tensors
 
     check_no_adapter(folder)
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
@@ -71,8 +71,8 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
             f"trust it, and write it with save_pretrained"
         )
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    if any(folder.glob("*.safetensors")):
-        check_counts(folder, config, [name for names in weight_files(folder).values() for name in names])
+    stored = stored_tensors(read_checkpoint(folder)) if any(folder.glob("*.safetensors")) else {}
+    check_counts(folder, config, stored)
     try:
         with told(folder, config, (OSError, ValueError)):
             loaded: Any = _kind(config).from_pretrained(
@@ -88,6 +88,7 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
         raise ModelError(f"{str(folder)!r} cannot be loaded: {first_line(error)}") from error
     model: nn.Module = loaded[0]
     check_fit(folder, model, loaded[1])
+    check_types(folder, model, {name: one.dtype for name, one in stored.items()})
     return model.to(device).eval()
 
 
@@ -116,12 +117,9 @@ def check_fit(folder: Path, model: nn.Module, told: Mapping[str, Any]) -> None:
         raise ModelError(f"{str(folder)!r}: the tensor {name!r} is {shapes}")
     for name in sorted(told["missing_keys"]):
         raise ModelError(f"{str(folder)!r} lacks the tensor {name!r}, which {file!r} asks for")
-    known = {NUMBER.sub("#", name) for name, _ in model.named_parameters()}
-    known |= {f"{name}.#" for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    for name in sorted(told["unexpected_keys"]):
-        within = {NUMBER.sub("#", name)} | {f"{name[: one.start()]}#" for one in NUMBER.finditer(name)}
-        if within & known:
-            raise ModelError(f"{str(folder)!r} holds the tensor {name!r}, for which {file!r} has no layer")
+    from quark.torch.files.fitting import check_unplaced
+
+    check_unplaced(folder, model, told["unexpected_keys"])
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:

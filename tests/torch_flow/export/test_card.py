@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from safetensors.torch import load_file
 from tests.torch_flow.export.networks import llama
 
 from quark.cli import main
+from quark.errors import ConfigError
 from quark.torch.export.card import Card, facts, loader_of, uses, without_own
+from quark.torch.export.formats import FORMATS, check_formats, row_of
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -117,6 +120,21 @@ def test_each_program_is_told_what_it_opens(tmp_path: Path) -> None:
     assert f"llama-server -m {tmp_path.name}/m-00001-of-00002.gguf\n" in told and "openquark" not in told
     own = uses(made("quark", "fp8"), tmp_path)
     assert f'import_model_from_safetensors(None, "{tmp_path.name}")' in own
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name not in ("gguf", "onnx")])
+@pytest.mark.parametrize("scheme", ["fp8", "ptpc_fp8", "mxfp8", "nvfp4", "uint4_wo_32", "int4_wo_32"])
+def test_a_program_that_opens_a_folder_and_misreads_it_is_named(format: str, scheme: str, tmp_path: Path) -> None:
+    """ModelOpt's codes are weights to transformers: the card tells, and a command that names it is refused."""
+    if not row_of(scheme, format, "export").works:  # type: ignore[union-attr]
+        return
+    told, row = uses(made(format, scheme), tmp_path), row_of(scheme, format, "transformers")
+    if row is None or row.works:
+        assert "Not for transformers" not in told
+        return
+    assert f"Not for transformers: {row.shown_by}" in told and "from_pretrained" not in told
+    with pytest.raises(ConfigError, match=re.escape(row.shown_by)):
+        check_formats([scheme], format, "transformers")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 from quark import __version__
 from quark.files.folder import new_folder
 from quark.report import file_size
-from quark.torch.export.formats import FORMATS, PROGRAMS, row_of
+from quark.torch.export.formats import ANY, FORMATS, PROGRAMS, row_of
 from quark.torch.export.model_files import read_object
 
 CARD = "README.md"
@@ -111,19 +111,22 @@ def facts(card: Card) -> str:
 
 
 def uses(card: Card, folder: Path) -> str:
-    """How each program that reads the model loads it."""
+    """How each program that reads the model loads it; and those that open such files, and do not read this one."""
     file = min((path.name for path in folder.glob("*.gguf")), default="")
     more = f', gguf_file="{file}"' if file else ""
     given = {"folder": folder.name, "file": file, "more": more, "loader": loader_of(folder)}
-    made = []
+    made: list[str] = []
+    unread: list[str] = []
     for name, program in PROGRAMS.items():
         row = row_of(card.scheme, card.format, name)
         if row is not None and row.works:
             made.append(f"{program.title} ({row.shown_by}):\n\n" + LOAD[name].format(**given))
+        elif row is not None and row.scheme != ANY:
+            unread.append(f"Not for {program.title}: {row.shown_by}.")
     if card.format == "quark":
         code = f'model = import_model_from_safetensors(None, "{folder.name}")'
         made.append(f"openquark:\n\n```python\nfrom quark.torch import import_model_from_safetensors\n\n{code}\n```")
-    return "\n\n".join(made) + "\n"
+    return "\n\n".join(made + unread) + "\n"
 
 
 def loader_of(folder: Path) -> str:

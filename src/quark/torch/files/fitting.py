@@ -3,16 +3,22 @@ sentences that name the field."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from quark.errors import ModelError, QuarkError
+from quark.torch.export.left_out import is_ignored
+from quark.torch.export.original import names_of, way_in
 from quark.torch.template_reading import word_embeddings
+
+log = logging.getLogger(__name__)
 
 LAYERS = re.compile(r"(^|_)(n_layers?|num_layers|num_hidden_layers|encoder_layers|decoder_layers)$")  # count modules
 COUNTED = re.compile(r"size|num_|n_|dim|head|layer|depth|rank|width|group|experts|length|position")
@@ -78,8 +84,7 @@ def check_counts(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]
 
 
 def check_layers(folder: Path, model: nn.Module, names: Iterable[str]) -> None:
-    """Lists of layers are as long as the files say, layers have the parts that the model has in others, and a head
-    that shares no weight is there.
+    """Layers have the parts that the model has in others, and a head that shares no weight is there.
 
     Args:
         folder: of the checkpoint.
@@ -87,17 +92,9 @@ def check_layers(folder: Path, model: nn.Module, names: Iterable[str]) -> None:
         names: of its tensors, in the model.
 
     Raises:
-        ModelError: a tensor of a layer that the model does not have, or the other way round; it is named.
+        ModelError: a tensor that is missing; it is named.
     """
     file, stored = str(folder / "config.json"), set(names)
-    lists = {path: len(module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    for name in sorted(stored):
-        for found in NUMBER.finditer(name):
-            length = lists.get(name[: found.start() - 1])
-            beyond = length is not None and int(found[0]) >= length and name[found.start() - 1] == "."
-            if beyond and not any(re.search(pattern, name) for pattern in ignored):
-                raise ModelError(f"{str(folder)!r} holds the tensor {name!r}, for which {file!r} has no layer")
     patterns, head = {NUMBER.sub("#", name) for name in stored}, untied_head(model, stored)
     for name, _ in model.named_parameters():
         path, _, own = name.rpartition(".")
@@ -105,6 +102,79 @@ def check_layers(folder: Path, model: nn.Module, names: Iterable[str]) -> None:
         part = own == "bias" and f"{path}.weight" in stored
         if name not in stored and (of_others or part or name == head):
             raise ModelError(f"{str(folder)!r} lacks the tensor {name!r}, which {file!r} asks for")
+
+
+def check_unplaced(folder: Path, model: nn.Module, names: Iterable[str]) -> None:
+    """Tensors that the model has no place for are of none of its lists of layers: the list is as long as the files
+    say, and its layers have all parts that are stored.
+
+    Args:
+        folder: of the checkpoint.
+        model: that its configuration makes.
+        names: of the tensors, but for those that transformers leaves unread.
+
+    Raises:
+        ModelError: one of a layer; it is named.
+    """
+    known = {NUMBER.sub("#", name) for name, _ in model.named_parameters()}
+    known |= {
+        NUMBER.sub("#", f"{name}.0") for name, module in model.named_modules() if isinstance(module, nn.ModuleList)
+    }
+    for name in sorted(names):
+        within = {NUMBER.sub("#", name)} | {NUMBER.sub("#", name[: one.end()]) for one in NUMBER.finditer(name)}
+        if within & known:
+            file = str(folder / "config.json")
+            raise ModelError(f"{str(folder)!r} holds the tensor {name!r}, for which {file!r} has no layer")
+
+
+def left_behind(folder: Path, model: nn.Module, stored: Mapping[str, str], others: Collection[str]) -> list[str]:
+    """The tensors that the model has no place for, told: transformers leaves them behind when it loads the folder.
+
+    Args:
+        folder: of the checkpoint.
+        model: that its configuration makes; one that is no model of transformers may lack parts.
+        stored: names in the files by names in the model.
+        others: names in the model that are known beside its own.
+
+    Raises:
+        ModelError: one of a layer; it is named.
+    """
+    own = model.state_dict()
+    apart = {name: one for name, one in stored.items() if name not in own and name not in others}
+    apart = {name: one for name, one in apart.items() if not is_ignored(model, one)}
+    if not apart or not hasattr(model, "config"):
+        return []
+    way = way_in(model, {name: (tuple(value.shape), value.dtype) for name, value in own.items()})
+    left = [name for name, one in apart.items() if not {name, one} & {*way.single, *way.member}]
+    check_unplaced(folder, model, left)
+    if left:
+        what = f"{type(model).__name__} has no place for {len(left)} tensors of {str(folder)!r}, such as {left[0]!r}"
+        log.warning("%s: they are left behind, as transformers leaves them", what)
+    return left
+
+
+def check_types(folder: Path, model: nn.Module, stored: Mapping[str, torch.dtype]) -> None:
+    """What the model has as floats is stored as floats: integers would be codes, and nothing says what of.
+
+    Args:
+        folder: of the checkpoint, which says nothing of a quantization.
+        model: that its configuration makes.
+        stored: the types of the tensors in its files.
+
+    Raises:
+        ModelError: a parameter that is stored as integers; it is named.
+    """
+    integers = {name for name, dtype in stored.items() if not dtype.is_floating_point and dtype != torch.bool}
+    if not integers:
+        return
+    parameters = model.named_parameters(remove_duplicate=False)
+    floats = {name: (tuple(value.shape), value.dtype) for name, value in parameters if value.is_floating_point()}
+    if codes := sorted(integers & {*floats, *names_of(model).written(floats)}):
+        file, kind = str(folder / "config.json"), str(stored[codes[0]]).removeprefix("torch.")
+        raise ModelError(
+            f"{str(folder)!r}: the tensor {codes[0]!r} is {kind}, and {file!r} has no quantization_config that says "
+            f"what such numbers stand for; take the folder as it was published"
+        )
 
 
 def untied_head(model: nn.Module, stored: set[str]) -> str | None:

@@ -25,7 +25,7 @@ from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
 from quark.torch.export.left_out import is_prediction
 from quark.torch.export.original import FileNames, names_of
-from quark.torch.files.fitting import check_counts, check_layers, told
+from quark.torch.files.fitting import check_counts, check_layers, check_types, left_behind, told
 from quark.torch.files.names import names_in_memory, renames_of
 
 EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
@@ -131,10 +131,11 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     stored = stored_tensors(checkpoint)
     model = architecture_of(checkpoint, buffers, eager) or nn.Module()
     renames = renames_of(model)
-    base = getattr(model, "base_model_prefix", "")
+    base, headed = getattr(model, "base_model_prefix", ""), set(model.state_dict())
     if base and base in model._modules and not any(name.startswith(f"{base}.") for name in stored):
         model = model.get_submodule(base)  # saved without its head
     together = set(model.state_dict())
+    check_types(checkpoint.folder, model, {name: one.dtype for name, one in stored.items()})
     with told(checkpoint.folder, checkpoint.config):
         apart = stacks(model)
         outside = names_of(model)
@@ -149,6 +150,8 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
             stacked[name] = whole, tuple(views)
     check_shapes(checkpoint, model, tensors)
     check_layers(checkpoint.folder, model, tensors)
+    for name in left_behind(checkpoint.folder, model, {name: one.name for name, one in tensors.items()}, headed):
+        del tensors[name]
     add_layers(model, {name: one for name, one in tensors.items() if not is_prediction(model, one.name)})
     return Skeleton(model, tensors, stacked, outside)
 
