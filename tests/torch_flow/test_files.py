@@ -8,8 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from quark.errors import ConfigError, DataError, ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
 from quark.torch.files import block_files, quantize_checkpoint, static
+from quark.torch.language import check_ids, load_model
 from quark.torch.quantization.config.config import QConfig, QLayerConfig
 
 transformers = pytest.importorskip("transformers")
@@ -399,3 +402,28 @@ def test_eight_bits_without_a_scale_are_values_of_the_type_of_the_model(dtype: t
     settings.write_text(json.dumps(told))
     with pytest.raises(ModelError, match=f"{name}' has the type {dtype}"):
         quantize_checkpoint(tmp_path / "a", tmp_path / "other", config)
+
+
+@pytest.mark.parametrize("kind", ["nemotron_h", "bamba"])
+def test_a_prefix_that_is_renamed_is_no_missing_one(kind: str, tmp_path: Path) -> None:
+    """Files of Nemotron-H say ``backbone`` where the model says ``model``: they were taken for those of its body."""
+    from tests.consumers import tiny
+
+    tiny.made(kind, dict(tiny.model_types())[kind], {}).save_pretrained(tmp_path / "source")
+    model = load_model(tmp_path / "source")
+    config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel")
+    quantize_checkpoint(tmp_path / "source", tmp_path / "files", config)
+    export_safetensors(ModelQuantizer(config).quantize_model(model), tmp_path / "memory")
+    found, wanted = (load_file(tmp_path / name / "model.safetensors") for name in ("files", "memory"))
+    assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("positions", "length", "fits"), [(-1, 600, True), (0, 600, True), (32, 32, True), (32, 33, False)]
+)
+def test_windows_are_as_long_as_the_positions_that_a_model_has_learned(positions: int, length: int, fits: bool) -> None:
+    """XLNet says -1: it has none that end."""
+    model = torch.nn.Module()
+    model.config = SimpleNamespace(max_position_embeddings=positions)  # type: ignore[assignment]
+    with nullcontext() if fits else pytest.raises(DataError, match=f"{length} tokens.*--seq-len {positions}"):
+        check_ids(model, [torch.zeros(length, dtype=torch.int64)])

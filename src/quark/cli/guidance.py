@@ -79,7 +79,7 @@ FLAGS: tuple[tuple[str, str], ...] = (
     (r"^nodes_to_exclude: ", "--exclude: "),
     (
         r"^use_cache: (.*); export it without use_cache$",
-        r"--format onnx: \1, and onnxruntime-genai runs nothing else; use --format quark or compressed-tensors, or "
+        r"--format onnx: \1, and no other graph with a cache is written; use --format quark or compressed-tensors, or "
         r"`quark.torch.export_onnx` in Python, which writes a graph without a cache",
     ),
     (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from quark.cli.torch_refusals import (
 )
 from quark.cli.torch_request import Converted, FolderJob, InMemory
 from quark.cli.torch_verdict import coverage_of, sizes, tell
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, OutputError, QuarkError, unknown
 from quark.files.folder import drop_detour, new_folder
 
 if TYPE_CHECKING:
@@ -320,11 +321,22 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
         **(own if goal == request.output else {}),
     )
     if goal != request.output:
-        with new_folder(request.output) as work:
+        with new_folder(request.output) as work, dropped_if_refused(final):
             facts.update(lost_in(convert(goal, work, format, request.program, size or bytes_of(SHARD))))
             finish(work)
             drop_detour(final)
     return {**facts, **facts_of_carried(carried)}
+
+
+@contextmanager
+def dropped_if_refused(goal: Path) -> Iterator[None]:
+    """What is refused inside the block would be refused again: nothing is kept of it to go on with."""
+    try:
+        yield
+    except QuarkError as error:
+        if not isinstance(error, OutputError):  # a full disk is a matter of time
+            drop_detour(goal)
+        raise
 
 
 def config_of_files(request: FolderJob, format: str, checkpoint: Any, samples: Sequence[Any]) -> Any:

@@ -274,7 +274,8 @@ def check_ids(model: nn.Module, parts: list[Ids]) -> None:
     if words is not None and highest >= words:
         raise DataError(f"the data hold the token id {highest}, and the model has {words}: other tokenizer?")
     positions, longest = getattr(config, "max_position_embeddings", None), max(map(len, parts), default=0)
-    if positions and longest > positions and getattr(config, "rope_parameters", None) is None:
+    learned = isinstance(positions, int) and positions > 0  # -1 of XLNet: any number
+    if learned and longest > positions and getattr(config, "rope_parameters", None) is None:
         raise DataError(
             f"a window has {longest} tokens, and the model {positions} positions; use --seq-len {positions}"
         )

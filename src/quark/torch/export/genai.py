@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quark.errors import ModelError
-from quark.torch.export.onnx_decoder import check_decoder, past_of
+from quark.torch.export.onnx_decoder import caches_said, check_decoder, check_kinds, past_of
 
 CONFIG = "genai_config.json"
 EXACT = {"session.qdq_matmulnbits_accuracy_level": "1"}  # 1: float32
@@ -93,7 +93,10 @@ def length_of(config: Any) -> int:
     """
     length = next((found for name in LENGTHS if (found := getattr(config, name, None))), None)
     if length is None:
-        raise ModelError(f"onnxruntime-genai needs the longest text: config.json has none of {', '.join(LENGTHS)}")
+        raise ModelError(
+            f"use_cache: config.json does not say the longest text ({', '.join(LENGTHS)}), which onnxruntime-genai is "
+            f"told; export it without use_cache"
+        )
     return int(length)
 
 
@@ -118,15 +121,21 @@ def check_runs(model: nn.Module) -> None:
     """
     check_decoder(model)
     outer: Any = model.config
-    length_of(outer.get_text_config())
+    config = outer.get_text_config()
+    if not hasattr(config, "num_attention_heads"):
+        raise ModelError(f"use_cache: {type(model).__name__} has no attention to keep; export it without use_cache")
     if any(parameter.is_meta for parameter in model.parameters()):
+        check_kinds(model, caches_said(outer))
+        length_of(config)
         return
-    wanted = caches_of(outer.get_text_config())
-    for number, tensor in enumerate(past_of(model, torch.zeros(1, 1, dtype=torch.int64))):
+    wanted, past = caches_of(config), past_of(model, torch.zeros(1, 1, dtype=torch.int64))
+    length_of(config)
+    for number, tensor in enumerate(past):
         if (found := (tensor.shape[1], tensor.shape[3])) != wanted:
             raise ModelError(
-                f"layer {number // 2} keeps {found[0]} heads of {found[1]} numbers a token, and onnxruntime-genai has "
-                f"one shape for all layers, {wanted[0]} heads of {wanted[1]} by config.json"
+                f"use_cache: layer {number // 2} keeps {found[0]} heads of {found[1]} numbers a token, and "
+                f"onnxruntime-genai has one shape for all layers, {wanted[0]} heads of {wanted[1]} by config.json; "
+                f"export it without use_cache"
             )
 
 

@@ -10,7 +10,7 @@ the mask takes what is in the window.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,29 @@ def check_decoder(model: nn.Module) -> None:
         )
 
 
+def check_kinds(model: nn.Module, layers: Iterable[Any]) -> None:
+    """Every layer keeps keys and values of all tokens, and nothing else.
+
+    Raises:
+        ModelError: one keeps something else, such as the state of a convolution, beside them or alone.
+    """
+    from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+
+    for number, layer in enumerate(layers):
+        if not isinstance(layer, DynamicLayer) or isinstance(layer, LinearAttentionCacheLayerMixin):
+            raise ModelError(
+                f"use_cache: layer {number} of {type(model).__name__} keeps a {type(layer).__name__}, which is not "
+                f"keys and values of all tokens; export it without use_cache"
+            )
+
+
+def caches_said(config: Any) -> list[Any]:
+    """The layers of a cache, by the configuration alone."""
+    from transformers.cache_utils import DynamicCache
+
+    return list(DynamicCache(config=config).layers)
+
+
 @torch.no_grad()
 def past_of(model: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
     """Keys and values of some tokens.
@@ -115,19 +138,14 @@ def past_of(model: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
     Raises:
         ModelError: the model has none, or keeps something else besides.
     """
-    from transformers.cache_utils import DynamicCache, DynamicLayer
+    from transformers.cache_utils import DynamicCache
 
     check_decoder(model)
-    kind = type(model).__name__
     layers = getattr(getattr(model(input_ids=ids, use_cache=True), "past_key_values", None), "layers", None)
     if not layers:
+        kind = type(model).__name__
         raise ModelError(f"use_cache: {kind} returns no cache of keys and values; export it without use_cache")
-    for number, layer in enumerate(layers):
-        if not isinstance(layer, DynamicLayer):
-            raise ModelError(
-                f"use_cache: layer {number} of {kind} keeps a {type(layer).__name__}, which is not keys and values of "
-                f"all tokens; export it without use_cache"
-            )
+    check_kinds(model, layers)
     cache = DynamicCache()  # its layers keep everything, also where a window slides
     model(input_ids=ids, past_key_values=cache, use_cache=True)
     return tensors_of(cache)

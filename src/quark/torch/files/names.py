@@ -30,10 +30,16 @@ def names_in_memory(
     for name in stored:
         owner, _, own = name.rpartition(".")
         new = f"{layers[owner]}.{own}" if owner in layers else name
-        for rename in steps if new == name else ():
-            new = rename(new)
+        new = renamed(new, steps) if new == name else new
         found[name] = new if name not in known and new in known else name
     return found
+
+
+def renamed(name: str, steps: Iterable[Rename]) -> str:
+    """A name after all steps."""
+    for rename in steps:
+        name = rename(name)
+    return name
 
 
 def renames_of(model: nn.Module) -> list[Rename]:

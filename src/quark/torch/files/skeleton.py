@@ -26,7 +26,7 @@ from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
 from quark.torch.export.left_out import is_prediction
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.files.fitting import check_counts, check_layers, check_types, left_behind, told
-from quark.torch.files.names import names_in_memory, renames_of
+from quark.torch.files.names import names_in_memory, renamed, renames_of
 
 EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
 
@@ -132,7 +132,8 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     model = architecture_of(checkpoint, buffers, eager) or nn.Module()
     renames = renames_of(model)
     base, headed = getattr(model, "base_model_prefix", ""), set(model.state_dict())
-    if base and base in model._modules and not any(name.startswith(f"{base}.") for name in stored):
+    begun = (renamed(name, renames).startswith(f"{base}.") for name in stored)
+    if base and base in model._modules and not any(begun):
         model = model.get_submodule(base)  # saved without its head
     together = set(model.state_dict())
     check_types(checkpoint.folder, model, {name: one.dtype for name, one in stored.items()})
