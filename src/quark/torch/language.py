@@ -274,8 +274,8 @@ def check_ids(model: nn.Module, parts: list[Ids]) -> None:
     if words is not None and highest >= words:
         raise DataError(f"the data hold the token id {highest}, and the model has {words}: other tokenizer?")
     positions, longest = getattr(config, "max_position_embeddings", None), max(map(len, parts), default=0)
-    learned = isinstance(positions, int) and positions > 0  # -1 of XLNet: any number
-    if learned and longest > positions and getattr(config, "rope_parameters", None) is None:
+    rotates = getattr(config, "rope_parameters", None) is not None
+    if isinstance(positions, int) and 0 < positions < longest and not rotates:  # XLNet says -1: any number
         raise DataError(
             f"a window has {longest} tokens, and the model {positions} positions; use --seq-len {positions}"
         )
