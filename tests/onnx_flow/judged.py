@@ -13,6 +13,7 @@ far         the answer is far from that of the float model
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,9 @@ def opened(model: onnx.ModelProto, plain: bool = False) -> onnxruntime.Inference
 
 def answers(session: onnxruntime.InferenceSession, feed: Feed) -> list[object]:
     """All outputs for a sample."""
-    return list(session.run(None, {one.name: feed[one.name] for one in session.get_inputs() if one.name in feed}))
+    return list(
+        session.run(None, {one.name: copy.deepcopy(feed[one.name]) for one in session.get_inputs() if one.name in feed})
+    )
 
 
 def sqnr(wanted: np.ndarray, found: np.ndarray) -> float:
@@ -98,6 +101,7 @@ def judged(model: onnx.ModelProto, feeds: Sequence[Feed], preset: str) -> Outcom
         wanted = [answers(original, feed) for feed in feeds]
     except Exception as error:
         return Outcome("float", str(error)[:200])
+    given = copy.deepcopy(list(feeds))
     try:
         made = ModelQuantizer(configuration(preset)).quantize_model(model, None, list(feeds))
     except QuarkError as error:
@@ -105,6 +109,7 @@ def judged(model: onnx.ModelProto, feeds: Sequence[Feed], preset: str) -> Outcom
     except Exception as error:
         return Outcome("crash", f"{type(error).__name__}: {error}"[:600])
     assert made is not None
+    np.testing.assert_equal(list(feeds), given)  # the caller's samples stay as they were
     try:
         onnx.checker.check_model(made) if all(one.domain == "" for one in made.opset_import) else None
         session, plain = opened(made), opened(made, plain=True)

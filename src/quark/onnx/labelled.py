@@ -32,7 +32,7 @@ from quark.onnx.data import Feed, inputs_of
 from quark.onnx.data_files import file_of, find_samples
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
-from quark.onnx.graph.run import as_array, session_options
+from quark.onnx.graph.run import as_array, run_in_time, session_options
 from quark.onnx.graph.session import Runtime, open_session
 from quark.onnx.labels import LabelSource, boxes_of, classes_of, mask_of, masks_of
 
@@ -103,7 +103,7 @@ def outputs_of(model: str | Path, feeds: Iterable[Feed], libraries: Libraries = 
     session = open_session(load(model), session_options(Runtime(libraries=libraries)))
     names = [one.name for one in session.get_outputs()]
     for feed in feeds:
-        found = session.run(None, dict(feed))
+        found = run_in_time(session, None, feed, None)
         yield feed, {name: as_array(value) for name, value in zip(names, found, strict=True)}
 
 
