@@ -353,3 +353,17 @@ def test_a_mapping_has_one_of_the_keys_that_are_asked_for(tmp_path: Path) -> Non
         assert opened(tmp_path).done(key, dict[str, float], ("a", "b")) == {key: 1.5}
     with pytest.raises(ConfigError, match="'z' has no 'a'"):
         opened(tmp_path).done("z", dict[str, float], ("a", "b"))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_journal_is_empty_until_something_is_finished(kept: bool, tmp_path: Path) -> None:
+    """A value or a tensor; one that is forgotten again is nothing finished."""
+    journal = Journal(tmp_path / "j.json" if kept else None)
+    assert journal.is_empty
+    if kept:
+        journal.finish_arrays("weights", {"w": np.arange(3)})
+        assert not journal.is_empty
+        journal.forget("weights")
+        assert journal.is_empty
+    journal.finish("value", 1.0)
+    assert not journal.is_empty

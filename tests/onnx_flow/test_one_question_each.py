@@ -20,7 +20,17 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx.graph.surgery import Names
 from quark.onnx.npu import fixed_point, rules
-from quark.onnx.qdq import dynamic, nbits_algorithms, overrides, place, runtime_faults, tables
+from quark.onnx.qdq import (
+    dynamic,
+    fuse,
+    nbits_algorithms,
+    overrides,
+    own_inputs,
+    parameters,
+    place,
+    runtime_faults,
+    tables,
+)
 from quark.onnx.qdq.index_paths import computes_shapes
 
 
@@ -217,3 +227,47 @@ def test_the_dynamic_flow_is_one_of_float32(kind: str, expected: str | None) -> 
 def test_kernels_that_the_device_has_constants_for(side: int, factor: float) -> None:
     node = ir.node("AveragePool", [ir.Value(name="x")], attributes={"kernel_shape": [side, side]})
     assert fixed_point.of_pool(node) == factor
+
+
+@pytest.mark.parametrize(("granularity", "shape", "expected"), [
+    (Tensor(), (0, 3), (1,)), (Channel(0), (3, 0), (3,)), (Channel(1), (0, 2), (2,)),
+])  # fmt: skip
+def test_a_constant_without_numbers_has_ranges_of_zero(
+    granularity: Any, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    lo, hi = parameters.weight_range(np.empty(shape, np.float32), TensorSpec("int8", granularity=granularity), "w")
+    for side in (lo, hi):
+        assert side.shape == expected and not side.any()
+
+
+@pytest.mark.parametrize(("body", "symmetric", "known", "expected"), [
+    ("y = Relu (x)", False, True, True), ("y = Relu (x)", True, True, False), ("y = Relu (x)", False, False, False),
+    ("y = Clip (x, zero, six)", False, True, True), ("y = Clip (x, one, six)", False, True, False),
+    ("y = Clip (x)", False, True, False), ("y = Exp (x)", False, True, False),
+])  # fmt: skip
+def test_codes_that_begin_at_zero_clip_as_a_relu_does(body: str, symmetric: bool, known: bool, expected: bool) -> None:
+    numbers = {"zero": 0.0, "one": 1.0, "six": 6.0}
+    weights = {name: np.array(value, np.float32) for name, value in numbers.items() if name in body}
+    node = named(f"g (float[4] x) => (float[4] y) {{ {body} }}", weights).graph[0]
+    plan = Plan()
+    if known:
+        plan.put(TensorPlan("y", "activation", TensorSpec("uint8", symmetric=symmetric), "", "y"))
+    assert fuse._codes_do_the_clipping(node, plan) is expected
+
+
+@pytest.mark.parametrize("readers", [None, frozenset(["n2"])])
+@pytest.mark.parametrize("format", ["int8", "int16", None])
+def test_layers_that_read_a_shared_tensor_in_their_own_type(readers: frozenset[str] | None, format: str | None) -> None:
+    """Where it has that type already, they are readers of it; where it is float, they are its only ones."""
+    model, plan = named("g (float[2] x) => (float[2] y, float[2] z) { y = Relu (x) z = Sqrt (x) }"), Plan()
+    if format is not None:
+        plan.put(TensorPlan("x", "activation", TensorSpec(format), "", "x", readers=readers))
+    apart = own_inputs.Apart(model.graph[0], model.graph.inputs[0], TensorSpec("int8"), "because")
+    own_inputs.separate(model, plan, [apart])
+    found = {name: (tensor.spec.format, tensor.readers) for name, tensor in plan.tensors.items()}
+    if format is None:
+        assert found == {"x": ("int8", {"n1"})}
+    elif format == "int8":
+        assert found == {"x": ("int8", None if readers is None else {"n1", "n2"})}
+    else:
+        assert found["x"][0] == "int16" and {spec for spec, _ in found.values()} == {"int8", "int16"}

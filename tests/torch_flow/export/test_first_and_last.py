@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from quark.errors import ModelError
-from quark.torch.export import gguf_tensors, gguf_wordpiece, left_out
+from quark.torch.export import gguf_tensors, gguf_wordpiece, left_out, stacked_blocks, vllm_reads
 from quark.torch.export.gguf_tensors import FileLoss
 from quark.torch.export.shards import item_of
 
@@ -72,3 +72,26 @@ def test_axes_of_one_number_are_left_out_of_matrices(
     monkeypatch.setattr(gguf_tensors, "file_name", lambda name, choice: name)
     entry = gguf_tensors.entry_of("weight", model.weight, model, choice, FileLoss())
     assert entry.shape == written
+
+
+@pytest.mark.parametrize(("blocks", "above", "expected"), [
+    (True, True, True), (True, False, False), (True, None, False), (False, True, False),
+])  # fmt: skip
+def test_nvfp4_is_blocks_under_a_scale_of_the_tensor(blocks: bool, above: bool | None, expected: bool) -> None:
+    format = SimpleNamespace() if above is None else SimpleNamespace(tensor_scale=above)
+    stage: Any = SimpleNamespace(is_block=blocks, format=format)
+    assert vllm_reads.is_nvfp4(stage) is expected
+
+
+def test_blocks_of_experts_are_e2m1_under_powers_of_two() -> None:
+    """Low nibbles first; OCP MX: E2M1 has 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, E8M0 2^(code - 127)."""
+    codes = torch.arange(16, dtype=torch.uint8)
+    packed = (codes[0::2] | codes[1::2] << 4).repeat(2)
+    parts = {
+        "blocks": packed.reshape(1, 1, 16).repeat(1, 2, 1),
+        "scales": torch.tensor([[126, 129]], dtype=torch.uint8),
+    }
+    half = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat([half, -half]).repeat(2)
+    found = stacked_blocks.block_values(parts)
+    assert found.shape == (1, 64) and torch.equal(found[0], torch.cat([values / 2, values * 4]))
