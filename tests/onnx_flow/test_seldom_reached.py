@@ -62,7 +62,7 @@ def test_products_of_scales_that_float16_holds(scales: tuple[float, ...], told: 
     plan.put(TensorPlan("w", "weight", spec, "", "w", scale=np.array(scales, np.float32)))
     bias = planned("b", "bias", bias_of=("x", "w"))
     if told:
-        with pytest.raises(ConfigError, match="UseFP32Scale=False: the scales of 'x' and 'w' multiply to 3.1e-05"):
+        with pytest.raises(ConfigError, match=r"UseFP32Scale=False: the scales of .x. and .w. multiply to 3\.1e-05"):
             float_biases.check_half(plan, bias)
     else:
         float_biases.check_half(plan, bias)
