@@ -11,8 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from quark.errors import ModelError
-from quark.torch.export import gguf_tensors, gguf_wordpiece, left_out, stacked_blocks, vllm_reads
+from quark.errors import ConfigError, ModelError
+from quark.torch.export import (
+    custom_modes,
+    described,
+    formats,
+    gguf_tensors,
+    gguf_wordpiece,
+    left_out,
+    stacked_blocks,
+    vllm_reads,
+)
 from quark.torch.export.gguf_tensors import FileLoss
 from quark.torch.export.shards import item_of
 
@@ -95,3 +104,44 @@ def test_blocks_of_experts_are_e2m1_under_powers_of_two() -> None:
     values = torch.cat([half, -half]).repeat(2)
     found = stacked_blocks.block_values(parts)
     assert found.shape == (1, 64) and torch.equal(found[0], torch.cat([values / 2, values * 4]))
+
+
+@pytest.mark.parametrize(("told", "left"), [
+    ({"ignored_layers": ["a"]}, ["a"]), ({"modules_to_not_convert": ["b"]}, ["b"]), ({}, []),
+    ({"ignored_layers": ["a"], "modules_to_not_convert": ["b"]}, ["a"]),
+])  # fmt: skip
+def test_fp8_in_blocks_as_its_own_files_say_it(told: dict[str, Any], left: list[str]) -> None:
+    """DeepSeek's form: static scales for blocks of a weight, and of inputs a dynamic one for a row of a block."""
+    data = {"quant_method": "fp8", "weight_block_size": [128, 64], "activation_scheme": "dynamic", **told}
+    config = custom_modes.from_fp8_blocks(data)
+    weight, inputs = config.global_quant_config.weight, config.global_quant_config.input_tensors
+    assert (tuple(weight.block_size), weight.symmetric, weight.is_dynamic) == ((128, 64), True, False)
+    assert (inputs.group_size, inputs.is_dynamic, inputs.ch_axis) == (64, True, -1)
+    assert config.exclude == left
+    for wrong in ({"activation_scheme": None}, {"scale_fmt": "ue8m0"}):
+        with pytest.raises(ConfigError, match="only activation_scheme 'dynamic' with float scales"):
+            custom_modes.from_fp8_blocks({**data, **wrong})
+
+
+def test_matrices_that_are_not_quantized_are_float_layers() -> None:
+    model = nn.ModuleDict(
+        {
+            "a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "conv": nn.Conv1d(2, 2, 1), "table": nn.Embedding(3, 2),
+            "norm": nn.LayerNorm(2),
+        }
+    )  # fmt: skip
+    assert list(described.float_layers(model, ["b"])) == ["a", "conv"]
+
+
+@pytest.mark.parametrize("program", formats.PROGRAMS)
+def test_a_program_gets_its_own_format_or_the_first_that_it_reads(program: str) -> None:
+    own = formats.PROGRAMS[program].format or "quark"
+    order = [own, *(format for format in formats.FORMATS if format != own)]
+    names = list(formats.NAMES)
+    for schemes in [[name] for name in names] + [[a, b] for a, b in zip(names, names[7:], strict=False)]:
+        able = [one for one in order if all(formats.works(scheme, one, program) for scheme in schemes)]
+        if able:
+            assert formats.format_for([*schemes, "of our own"], program) == able[0]
+        else:
+            with pytest.raises(ConfigError):
+                formats.format_for(schemes, program)
