@@ -47,6 +47,8 @@ LAYERS = {  # a module imports from lower numbers only, and from its own package
     "__main__": 6,
 }
 LONGEST_FILE, LONGEST_FUNCTION = 500, 45
+#: Functions that take ``MANY_PARAMETERS`` and more, most of them public: make a value of what belongs together.
+MANY_PARAMETERS, WITH_MANY = 7, 26
 PUBLIC_NAMES = ("quark.torch.utils",)  # users import from it; it holds names only
 PRINTERS = ("quark.cli", "quark.demo", "quark.report", "quark.onnx.tools", "quark.torch.tools")
 
@@ -234,6 +236,20 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
 def long_functions(tree: ast.Module) -> list[str]:
     lengths = ((node.name, code_lines(node)) for node in functions(tree))
     return [f"{name}: {length} lines" for name, length in lengths if length > LONGEST_FUNCTION]
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """What a caller may hand over."""
+    given = function.args
+    named = [one.arg for one in (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg) if one]
+    return named[named[:1] in (["self"], ["cls"]) :]
+
+
+def test_long_parameter_lists_do_not_become_more() -> None:
+    every = ((module, one) for module, tree in modules().items() for one in functions(tree))
+    found = [f"{module}.{one.name}" for module, one in every if len(parameters(one)) >= MANY_PARAMETERS]
+    assert len(found) <= WITH_MANY, sorted(found)
+    assert "quark.torch.search.search" in found
 
 
 def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

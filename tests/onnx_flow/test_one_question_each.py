@@ -13,9 +13,11 @@ from tests.onnx_flow import models
 from tests.onnx_flow.test_asked_directly import named, planned
 from tests.onnx_flow.test_rules_directly import constant
 
+from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.overrides import Override
 from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.config.rules import Decision, Rules
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx.graph.surgery import Names
@@ -34,15 +36,22 @@ from quark.onnx.qdq import (
 from quark.onnx.qdq.index_paths import computes_shapes
 
 
+def placement_of(plan: Plan, options: Options, rank: int) -> place.Placement:
+    """Of a graph in which the node "n1" is decided with a rank."""
+    job = Job(Rules(LayerSpec(None, None, None, None)), options)
+    return place.Placement(
+        ir.Model(ir.Graph([], [], nodes=[]), ir_version=10), job, {"n1": Decision(None, "", rank)}, plan
+    )
+
+
 def test_the_last_entry_of_the_highest_rank_decides_at_a_shared_tensor() -> None:
-    placement: Any = SimpleNamespace(plan=Plan(), ranks={})
+    placement, first = placement_of(Plan(), Options(), 0), placement_of(Plan(), Options(), 0)
     value = ir.Value(name="x", shape=ir.Shape([2]))
     for rank, format in ((2, "int8"), (1, "int16"), (2, "uint8"), (3, "uint16"), (2, "int16")):
-        place._add_activation(value, TensorSpec(format, symmetric=format[0] == "i"), format, placement, rank)
+        placement.add(value, TensorSpec(format, symmetric=format[0] == "i"), format, rank)
     assert placement.plan.tensors["x"].spec.format == placement.plan.tensors["x"].reason == "uint16"
-    first: Any = SimpleNamespace(plan=Plan(), ranks={})
     for rank, format in ((2, "int8"), (1, "int16"), (2, "uint8")):
-        place._add_activation(value, TensorSpec(format, symmetric=format[0] == "i"), format, first, rank)
+        first.add(value, TensorSpec(format, symmetric=format[0] == "i"), format, rank)
     assert first.plan.tensors["x"].spec.format == "int8"
 
 
@@ -57,9 +66,8 @@ def test_what_a_layout_operator_writes_shares_the_parameters_of_what_it_reads(
     plan = Plan()
     plan.nodes["n1"] = NodePlan("n1", "Transpose", True, "default")
     plan.put(planned("x"))
-    placement: Any = SimpleNamespace(plan=plan, ranks={"x": 3}, masked=set(), decisions={})
-    placement.decisions["n1"] = SimpleNamespace(rank_of=lambda slot: 3)
-    placement.job = SimpleNamespace(options=SimpleNamespace(WeightsOnly=False, ForceQuantizeNoInputCheck=False))
+    placement = placement_of(plan, Options(), 3)
+    placement.ranks["x"] = 3
     if format is not None and asked is not None:
         plan.put(TensorPlan("y", "activation", TensorSpec(format), "told", "y"))
         placement.ranks["y"] = asked
@@ -79,9 +87,7 @@ def test_layout_operators_that_stay_float(inputs: bool, alone: bool, known: bool
     plan.nodes["n1"] = NodePlan("n1", "Transpose", True, "default")
     if known:
         plan.put(planned("x"))
-    placement: Any = SimpleNamespace(plan=plan, ranks={}, masked=set(), decisions={})
-    placement.decisions["n1"] = SimpleNamespace(rank_of=lambda slot: 0)
-    placement.job = SimpleNamespace(options=SimpleNamespace(WeightsOnly=alone, ForceQuantizeNoInputCheck=False))
+    placement = placement_of(plan, Options(WeightsOnly=alone), 0)
     place._pass_through(node, LayerSpec(TensorSpec("int8") if inputs else None, None, None, None), placement)
     assert plan.nodes["n1"].quantized is (told is None) and plan.nodes["n1"].reason == (told or "default")
 

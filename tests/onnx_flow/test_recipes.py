@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -15,7 +16,7 @@ from tests.onnx_flow import models
 from quark.config.presets import PRESETS
 from quark.errors import ConfigError
 from quark.onnx import Config
-from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improve, layers_apart, wider
+from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Climb, Situation, layers_apart, wider
 from quark.onnx.trial_files import quantized
 from quark.onnx.trials import PURPOSES
 from quark.report.verdict import Judged
@@ -80,6 +81,12 @@ def _briefly(choice: Choice) -> Choice:
 _OTHER = {"smooth_quant": "smoothquant", "channel_equalization": "ce"}
 
 
+def improve(*given: Any, seconds: float = 60, probe: Any = None, **more: Any) -> tuple[Attempt, int]:
+    """The best attempt, and how many were made besides the first."""
+    climb = Climb(*given, **more)
+    return climb.within(seconds, probe), climb.tried
+
+
 def test_only_what_is_better_is_kept_and_named() -> None:
     gains = {"FloatDecoding": 3.0, "channel_equalization": 5.0}
     tried: list[Choice] = []
@@ -88,7 +95,7 @@ def test_only_what_is_better_is_kept_and_named() -> None:
         tried.append(choice)
         return judged(1.0 + sum(gain for name, gain in gains.items() if name in " ".join(choice.flags())))
 
-    best, count = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, seconds=60)
+    best, count = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure)
     assert best.choice == Choice("A8W8", {"FloatDecoding": True}, ("channel_equalization",))
     fits = [recipe for recipe in RECIPES if recipe.applies(EVERYTHING, Choice("A8W8"))]
     assert count == len(tried) == len(fits) and len(best.causes) == 2
@@ -101,10 +108,10 @@ def test_the_last_step_alone_is_advised_where_it_is_enough() -> None:
         words = " ".join(choice.flags())
         return judged(30.0, GOOD) if "channel_eq" in words else judged(4.0 if "FloatDecoding" in words else 1.0)
 
-    best, _ = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, seconds=60)
+    best, _ = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure)
     assert best.choice == Choice("A8W8", {}, ("channel_equalization",)) and len(best.causes) == 1
     both = lambda one: judged(30.0, GOOD) if len(one.flags()) > 5 else judged(float(len(one.flags())))  # noqa: E731
-    best, _ = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, both, seconds=60)
+    best, _ = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, both)
     assert len(best.causes) == 2
 
 
@@ -134,15 +141,15 @@ def test_what_is_no_better_by_a_tenth_of_a_decibel_is_not_advised(
 
 
 def test_it_stops_when_the_model_is_good_and_when_the_time_is_over() -> None:
-    good, count = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, lambda one: judged(30.0, GOOD), 60)
+    good, count = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, lambda one: judged(30.0, GOOD))
     assert count == 1 and good.judged is not None and good.judged.level == GOOD
 
     def slow(choice: Choice) -> Judged:
         time.sleep(0.02)
         return judged(0.0)
 
-    assert improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, slow, 0.03)[1] == 1
-    assert improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, slow, -1)[1] == 0
+    assert improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, slow, seconds=0.03)[1] == 1
+    assert improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, slow, seconds=-1)[1] == 0
 
 
 def test_a_recipe_that_took_long_before_is_not_begun_where_it_would_end_too_late() -> None:
@@ -152,7 +159,7 @@ def test_a_recipe_that_took_long_before_is_not_begun_where_it_would_end_too_late
         tried.append(" ".join(choice.flags()))
         return judged(0.0)
 
-    improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, 60, None, pace)
+    improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, pace=pace)
     assert not any("adaround" in name for name in tried) and any("adaquant" in name for name in tried)
     assert pace["AdaQuant"] < 60 and pace["AdaRound"] == 999.0
 
@@ -168,7 +175,7 @@ def test_few_samples_set_the_order_and_slow_recipes_come_behind_the_better_half(
         tried.append(" ".join(choice.flags()))
         return judged(0.0)
 
-    improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, 60, probe)
+    improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, probe=probe)
     place = {word: next(k for k, name in enumerate(tried) if word in name) for word in _PLACES}
     assert sorted(place, key=lambda word: place[word]) == _PLACES
 
@@ -189,14 +196,14 @@ def test_a_recipe_that_changes_nothing_on_few_samples_comes_last_behind_one_that
         return judged(0.0)
 
     plain = Situation(EVERYTHING.operators)  # nothing is proposed: the first choice stays the best
-    improve(Attempt(Choice("A8W8"), judged(1.0)), plain, measure, 60, probe)
+    improve(Attempt(Choice("A8W8"), judged(1.0)), plain, measure, probe=probe)
     assert "channel_equalization" in tried[-1] and any("smooth_quant" in name for name in tried[-6:-1])
     assert any("calibration_search" in name for name in tried[:-1])
 
 
 def test_the_first_recipe_is_not_begun_where_one_like_the_first_attempt_would_end_too_late() -> None:
     first = Attempt(Choice("A8W8"), judged(1.0))
-    assert improve(first, EVERYTHING, lambda one: judged(0.0), 5.0, usual=9.0)[1] == 0
+    assert improve(first, EVERYTHING, lambda one: judged(0.0), seconds=5.0, slowest=9.0)[1] == 0
 
 
 def test_a_recipe_that_does_not_apply_is_not_tried() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from quark.errors import ConfigError
 from quark.search import Study, Trial, parse_target
-from quark.search.loop import cheapest, within
+from quark.search.loop import Question, cheapest, within
 from quark.search.plan_file import check_kind, read_config, write_plan
 from quark.search.target import METRICS
 
@@ -41,7 +41,7 @@ def size(plan: Sequence[str]) -> float:
 @pytest.mark.parametrize("worse", [0.2, 1.0, 5.0])
 @pytest.mark.parametrize("bound", [0.2, 1.5, 3.0])
 def test_the_cheapest_plan_that_holds_is_found_although_losses_do_not_add_up(worse: float, bound: float) -> None:
-    found, tried = cheapest(study(), "size", parse_target(f"kl<={bound}", METRICS), lambda p: truth(p, worse))
+    found, tried = cheapest(study(), Question(parse_target(f"kl<={bound}", METRICS), "size"), lambda p: truth(p, worse))
     possible = [plan for plan in itertools.product(LOSSES, repeat=6) if truth(plan, worse) <= bound]
     assert tried[found] == truth(found, worse) <= bound
     assert size(found) == min(map(size, possible))
@@ -50,17 +50,17 @@ def test_the_cheapest_plan_that_holds_is_found_although_losses_do_not_add_up(wor
 
 def test_a_metric_that_is_no_sum_is_reached_too() -> None:
     target = parse_target("top1>=0.9", METRICS, function=True)
-    found, tried = cheapest(study(), "size", target, lambda plan: 1 - math.sqrt(truth(plan)) / 10)
+    found, tried = cheapest(study(), Question(target, "size"), lambda plan: 1 - math.sqrt(truth(plan)) / 10)
     assert tried[found] >= 0.9 and size(found) < size(["high"] * 6)
 
 
 def test_the_cheapest_of_all_is_taken_where_it_is_good_enough() -> None:
-    found, tried = cheapest(study(), "size", parse_target("perplexity<=99", METRICS), truth)
+    found, tried = cheapest(study(), Question(parse_target("perplexity<=99", METRICS), "size"), truth)
     assert set(found) == {"low"} and len(tried) <= 2
 
 
 def test_an_unreachable_target_gives_the_plan_that_comes_nearest() -> None:
-    found, tried = cheapest(study(), "size", parse_target("kl<=0.001", METRICS), truth)
+    found, tried = cheapest(study(), Question(parse_target("kl<=0.001", METRICS), "size"), truth)
     assert set(found) == {"high"} and tried[found] == min(tried.values()) > 0.001
 
 
@@ -73,7 +73,7 @@ def test_the_same_for_all_layers_may_be_better_than_the_least_sum_of_losses() ->
         Trial("layer1", "Conv", name, loss, {}, {"size": 1.0, "bits": 1.0}) for name, loss in (("a", 2.0), ("b", 1.0))
     ]
     target, values = parse_target("kl<=0.5", METRICS), {("a", "b"): 2.0, ("a", "a"): 0.6, ("b", "b"): 0.4}
-    found, tried = cheapest(Study(tuple(mixed), "sqnr", 1), "size", target, lambda plan: values[tuple(plan)])
+    found, tried = cheapest(Study(tuple(mixed), "sqnr", 1), Question(target, "size"), lambda plan: values[tuple(plan)])
     assert found == ("b", "b") and tried == values
 
 

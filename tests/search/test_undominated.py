@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from quark.search import Study, Target, Trial
-from quark.search.loop import cheapest, most_precise
+from quark.search.loop import Question, cheapest, most_precise
 from quark.search.parts import how_far, parts, parts_of
-from quark.search.solve import Judges, Question, solve
+from quark.search.solve import Judges, solve
 from quark.search.ties import fused, tied
 
 NAMES = ("a", "b", "c")
@@ -81,10 +81,10 @@ def test_nothing_that_was_measured_dominates_the_plan(seed: int) -> None:
         return truth[tuple(plan)]
 
     if seed % 3:
-        plan, tried = cheapest(study, budget, target, measure, rounds=3)
+        plan, tried = cheapest(study, Question(target, budget, rounds=3), measure)
     else:
         limit = sorted(costs(study, plan)[COSTS.index(budget)] for plan in truth)[len(truth) // 3]
-        plan, tried = most_precise(study, budget, limit, target, measure)
+        plan, tried = most_precise(study, Question(target, budget, limit), measure)
         assert costs(study, plan)[COSTS.index(budget)] <= limit
     assert tried == seen
     mine = (*costs(study, plan), truth[plan])
@@ -103,15 +103,16 @@ def test_nan_never_wins_and_costs_of_whole_plans_count() -> None:
     study, _ = table(1)
     values = {"a": math.nan, "b": 3.0, "c": 2.0}
     plan, _ = cheapest(
-        study, "size", Target("kl", False, 1.0), lambda plan: values[plan[0]] if len(set(plan)) == 1 else math.nan
+        study,
+        Question(Target("kl", False, 1.0), "size"),
+        lambda plan: values[plan[0]] if len(set(plan)) == 1 else math.nan,
     )
     assert set(plan) <= {"b", "c"}
     both = [Trial("l", "Conv", name, 1.0, {}, {"latency": cost}) for name, cost in (("a", 1.0), ("b", 2.0))]
     borders = {"a": {"latency": 9.0}, "b": {"latency": 2.0}}
     chosen, _ = cheapest(
         Study(tuple(both), "kl", 1),
-        "latency",
-        Target("kl", False, 5.0),
+        Question(Target("kl", False, 5.0), "latency"),
         lambda plan: 1.0,
         costs=lambda p: borders[p[0]],
     )

@@ -41,8 +41,6 @@ def gptq(
     block_size: int = 128,
     damping: float = 0.01,
     act_order: bool = True,
-    drift: Array | None = None,
-    refit: Refit | None = None,
 ) -> Array:
     """The matrix on the grid with (nearly) the least output error.
 
@@ -51,22 +49,19 @@ def gptq(
         hessian: [columns, columns], sum or mean of x x^T over the inputs. Inputs that were always 0 leave their columns
             rounded to nearest.
         grid: of the weight.
-        block_size: columns between two matrix products; of no influence on the result but for ``refit``.
+        block_size: columns between two matrix products; of no influence on the result.
         damping: this part of the mean of the diagonal is added to it.
         act_order: begin with the columns of the largest inputs (the grid stays that of the given order).
-        drift: [columns, columns], strictly upper triangular in the order of rounding; see ``gptaq``. None: none.
-        refit: (weights [rows, n] as corrected so far, start, stop) -> grid of these columns, asked before each block
-            of ``block_size``; not with ``act_order``.
 
     Returns:
         float32 [rows, columns], values on the grid (``grid.codes`` gives their codes).
 
     Raises:
-        ConfigError: ``refit`` with ``act_order``, a block size below 1, a negative damping.
+        ConfigError: a block size below 1, a negative damping.
         DataError: shapes that do not fit, a hessian that is not finite.
     """
-    check(weight, hessian, block_size, damping, act_order, refit)
-    return round_columns(weight, feedback_of(hessian, damping, act_order), grid, block_size, drift, refit)
+    check(weight, hessian, block_size, damping)
+    return round_columns(weight, feedback_of(hessian, damping, act_order), grid, block_size)
 
 
 class Feedback(NamedTuple):
@@ -96,7 +91,15 @@ def round_columns(
     drift: Array | None = None,
     refit: Refit | None = None,
 ) -> Array:
-    """``gptq`` with the feedback at hand: one matrix product a block brings it the feedback of all before it."""
+    """``gptq`` with the feedback at hand: one matrix product a block brings it the feedback of all before it.
+
+    Args:
+        weight, grid, block_size: as ``gptq``.
+        feedback: its order must be that of the columns where there is ``refit``.
+        drift: [columns, columns], strictly upper triangular in the order of rounding; see ``gptaq``. None: none.
+        refit: (weights [rows, n] as corrected so far, start, stop) -> grid of these columns, asked before each block
+            of ``block_size``.
+    """
     columns, matrix = contiguous(float32(weight).T), feedback.matrix
     count, rows = columns.shape
     turned = grid.spread((rows, count)).transposed.map(contiguous)
@@ -255,14 +258,12 @@ def solve_unit_upper(upper: Array, right: Array) -> Array:
     return np.linalg.solve(np.triu(upper, 1).T + np.eye(len(upper), dtype=upper.dtype), right)
 
 
-def check(weight: Array, hessian: Array, block_size: int, damping: float, act_order: bool, refit: Refit | None) -> None:
+def check(weight: Array, hessian: Array, block_size: int, damping: float) -> None:
     """Raise for arguments that do not fit."""
     if weight.ndim != 2 or tuple(hessian.shape) != (weight.shape[1], weight.shape[1]):
         raise DataError(f"a weight of shape {tuple(weight.shape)} does not fit a Hessian of {tuple(hessian.shape)}")
     if block_size < 1 or damping < 0:
         raise ConfigError(f"block_size={block_size} must be 1 or more, and damping={damping} 0 or more")
-    if refit is not None and act_order:
-        raise ConfigError("groups that are refitted (static_groups=False) need the columns in order: act_order=False")
 
 
 def loss(error: Array, hessian: Array) -> Array:

@@ -25,36 +25,44 @@ class HQQParameters(NamedTuple):
     zero: Array
 
 
+class Descent(NamedTuple):
+    """Rounds, and the exponent, the first weight of the outliers and its growth from round to round of the paper."""
+
+    iterations: int = 20
+    p: float = 0.7
+    beta: float = 10.0
+    growth: float = 1.01
+
+
+USUAL = Descent()
+
+
 def hqq(
     tiles: Array,
-    scale: Array,
-    zero: Array,
+    start: HQQParameters,
     format: Element,
     move_scale: bool = False,
-    iterations: int = 20,
-    p: float = 0.7,
-    beta: float = 10.0,
-    growth: float = 1.01,
     move_zero: bool | None = None,
+    descent: Descent = USUAL,
 ) -> HQQParameters:
     """Better parameters for weights.
 
     Args:
         tiles: [groups, n], the weights that share a scale in a row (``Granularity.tile``).
-        scale, zero: [groups], from where the search starts.
+        start: [groups] each, from where the search starts.
         format: an integer format.
         move_scale: move the scale.
-        iterations: rounds.
-        p, beta, growth: of the paper.
         move_zero: move the zero point, which is then a real number; None: where the scale stays.
+        descent: how it goes on.
     """
     move_zero = not move_scale if move_zero is None else move_zero
     xp = namespace(tiles)
     w = float32(tiles)
-    s, z = (float32(as_parameter(value, tiles)).reshape(-1, 1) for value in (scale, zero))
+    s, z = (float32(as_parameter(value, tiles)).reshape(-1, 1) for value in start)
     best = HQQParameters(s, z)
+    p, beta = descent.p, descent.beta
     lowest = error(w, best, format, p)
-    for _ in range(iterations):
+    for _ in range(descent.iterations):
         codes = round_codes(w, s, z, format)
         kept = w - shrink(w - s * (codes - z), beta, p)
         if move_scale:
@@ -62,7 +70,7 @@ def hqq(
             s = xp.where(slope > TINY, slope, best.scale)
         if move_zero:
             z = (codes - kept / s).mean(-1, keepdims=True)
-        beta *= growth
+        beta *= descent.growth
         now = error(w, HQQParameters(s, z), format, p)
         better = now < lowest
         lowest = xp.where(better, now, lowest)

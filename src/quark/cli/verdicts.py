@@ -29,7 +29,7 @@ from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import is_float16, on_cpu
 from quark.onnx.quantization.config.config import QuantizationConfig
-from quark.onnx.recipes import Attempt, Choice, Situation, improve, with_algorithms
+from quark.onnx.recipes import Attempt, Choice, Climb, Situation, with_algorithms
 from quark.onnx.result import Result
 from quark.report.tables import brief
 from quark.report.verdict import (
@@ -208,7 +208,8 @@ def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[A
 
     npu = "npu" in get_preset(subject.choice.preset).hardware
     situation = Situation(frozenset(describe(subject.model).operators), result.plan.proposals, npu)
-    best, tried = improve(Attempt(subject.choice, judged), situation, measure, SECONDS)
+    climb = Climb(Attempt(subject.choice, judged), situation, measure)
+    best, tried = climb.within(SECONDS), climb.tried
     if best.choice == subject.choice or best.judged is None:
         others = "other configurations were" if tried != 1 else "other configuration was"
         return [f"{tried} {others} no better; {longer(subject, subject.choice)}"]

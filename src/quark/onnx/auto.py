@@ -397,7 +397,8 @@ def _try(search: Search) -> None:
         nearest = max(climbs, key=lambda one: one.best.rank)
         climbs.remove(nearest)
         if search.improved(nearest, NEAREST * search.clock.left) and goal.row.cost == "rank":
-            climbs = [one for one in climbs if goal.row.place(one.preset) < goal.row.place(nearest.preset)]
+            bound = goal.row.place(nearest.first.choice.preset)
+            climbs = [one for one in climbs if goal.row.place(one.first.choice.preset) < bound]
     for place, climb in enumerate(climbs):
         left = search.clock.left
         if left <= 0:

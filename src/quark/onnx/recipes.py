@@ -1,7 +1,7 @@
 """What an expert would try where a quantized model has lost too much: named rows, tried on the model itself.
 
 A ``Choice`` is a configuration as the command line and a configuration file spell it; a ``Recipe`` is one change of it,
-the condition under which it could help, and the cause that it mends, in words. ``improve`` tries the rows that apply,
+the condition under which it could help, and the cause that it mends, in words. ``Climb`` tries the rows that apply,
 one after the other, and keeps what makes the judged output better, until the model is good or the time is over.
 
 To add a recipe, add a row to ``RECIPES``: cheap and likely ones first.
@@ -364,62 +364,49 @@ class Attempt:
         return shares > CLEAR_SHARE or (shares >= -CLEAR_SHARE and ours.sqnr - theirs.sqnr > CLEAR_DECIBELS)
 
 
-def improve(
-    first: Attempt,
-    situation: Situation,
-    measure: Callable[[Choice], Judged | None],
-    seconds: float,
-    probe: Probe | None = None,
-    pace: dict[str, float] | None = None,
-    usual: float = 0.0,
-) -> tuple[Attempt, int]:
-    """The best attempt found within about ``seconds``, and how many were made besides the first.
-
-    What the engine proposed comes first. The other recipes are then compared, each alone and on few samples, and tried
-    in full in the order in which they did: the better half, the slow ones, the other half, each on the best so far.
-
-    Args:
-        first: what was quantized, and how it was judged.
-        situation: which recipes apply.
-        measure: quantizes a choice and judges it.
-        seconds: no attempt begins that would, at the pace of the slowest before, end later.
-        probe: ranks the first choice and its changes on few samples, larger is better; None: not known; no numbers:
-            the model of one before it, which comes last. Without it they come in their order.
-        pace: seconds that recipes took, by name, on another configuration of the model; those of this one are added.
-        usual: seconds that the first attempt took.
-    """
-    climb = Climb(first, situation, measure, {} if pace is None else pace, usual)
-    climb.proposed(seconds)
-    climb.others(max(0.0, climb.end - time.perf_counter()), probe)
-    return climb.best, climb.tried
-
-
 Probe = Callable[[Sequence[Choice]], Sequence[tuple[float, ...] | None]]
 
 
+@dataclass
 class Climb:
-    """Recipes one after the other on the best so far, as ``improve``.
+    """Recipes one after the other on the best so far.
+
+    What the engine proposed comes first. The other recipes are then compared, each alone and on few samples, and tried
+    in full in the order in which they did: the better half, the slow ones, the other half, each on the best so far.
+    No attempt begins that would, at the pace of the slowest before, end too late.
 
     Attributes:
-        first: what was there before.
+        first: what was quantized, and how it was judged.
+        situation: which recipes apply.
+        measure: quantizes a choice and judges it.
+        pace: seconds that recipes took, by name, on another configuration of the model; those of this one are added.
+        slowest: seconds that an attempt took, at most; at first those of the first one.
         best: so far.
-        preset: of the first attempt.
         trying: what ``measure`` is asked about, with the causes that it mends; not judged yet.
         tried: how many were measured.
     """
 
-    def __init__(
-        self,
-        first: Attempt,
-        situation: Situation,
-        measure: Callable[[Choice], Judged | None],
-        pace: dict[str, float],
-        usual: float,
-    ) -> None:
-        self.first = self.best = self.trying = first
-        self.preset = first.choice.preset
-        self.situation, self.measure, self.pace, self.slowest = situation, measure, pace, usual
-        self.tried, self.end = 0, 0.0
+    first: Attempt
+    situation: Situation
+    measure: Callable[[Choice], Judged | None]
+    pace: dict[str, float] = field(default_factory=dict)
+    slowest: float = 0.0
+    tried: int = 0
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.best = self.trying = self.first
+
+    def within(self, seconds: float, probe: Probe | None = None) -> Attempt:
+        """The best found within about ``seconds``.
+
+        Args:
+            seconds: for all attempts.
+            probe: ranks the first choice and its changes on few samples, larger is better; None: not known; no numbers:
+                the model of one before it, which comes last. Without it they come in their order.
+        """
+        self.proposed(seconds)
+        return self.others(max(0.0, self.end - time.perf_counter()), probe)
 
     def proposed(self, seconds: float) -> Attempt:
         """The best with what the engine itself proposed: quick, and likely to help."""

@@ -44,6 +44,27 @@ LOSS_OF: dict[str, Callable[[float], float]] = {
 DIRECT = ("sqnr", "cosine", "kl")
 
 
+@dataclass(frozen=True)
+class Question:
+    """What is wanted.
+
+    Attributes:
+        target: what the measured metric has to reach.
+        budget: the cost that is to be small.
+        limit: the most of ``budget``, in the place of a target.
+        rounds: plans that are measured, at most, beside those of one candidate and the most precise one.
+        compare: also measure every candidate for all layers.
+        together: groups of layers that must get one candidate.
+    """
+
+    target: Target
+    budget: str
+    limit: float | None = None
+    rounds: int = 8
+    compare: bool = False
+    together: Sequence[Sequence[str]] = ()
+
+
 @dataclass
 class Bracket:
     """What is known of E: ``good`` met the target, ``bad`` did not."""
@@ -54,24 +75,23 @@ class Bracket:
 
 
 def cheapest(
-    study: Study, budget: str, target: Target, measure: Measure, rounds: int = 8, costs: Costs | None = None
+    study: Study, question: Question, measure: Measure, costs: Costs | None = None
 ) -> tuple[Plan, dict[Plan, float]]:
     """The cheapest plan that meets the target; where none does, the one that comes nearest.
 
     Args:
         study: losses and costs.
-        budget: the cost that is minimized.
-        target: what the measured metric has to reach.
+        question: what is to be met at the least cost.
         measure: quantizes the model by a plan (a candidate per layer) and gives the metric.
-        rounds: plans that are measured, at most, beside those of one candidate and the most precise one.
         costs: of a plan that was measured, where they do not add up over layers; the sums otherwise.
 
     Returns:
         The plan, and the metric of every plan that was measured.
     """
+    target, budget = question.target, question.budget
     first, bracket = _opened(study, budget)
     limit = _first(bracket, target)
-    for _ in range(rounds):
+    for _ in range(question.rounds):
         plan = _plan(study, budget, limit)
         value = _measured(plan, bracket, measure)
         if target.met(value):
@@ -87,22 +107,18 @@ def cheapest(
         if proposed is None:
             break
         limit = proposed
-    return _compared(study, budget, target, bracket, measure, costs), bracket.tried
+    return _compared(study, question, bracket, measure, costs), bracket.tried
 
 
-def first_guess(study: Study, budget: str, limit: float | None, target: Target) -> Plan:
+def first_guess(study: Study, question: Question) -> Plan:
     """The plan that is measured first.
 
-    Args:
-        study, budget, target: as ``cheapest``.
-        limit: the most of ``budget``, in the place of the target.
-
     Raises:
-        ConfigError: even the cheapest plan costs more.
+        ConfigError: even the cheapest plan costs more than the limit.
     """
-    if limit is not None:
-        return within(study, budget, limit)
-    return _plan(study, budget, _first(_opened(study, budget)[1], target))
+    if question.limit is not None:
+        return within(study, question.budget, question.limit)
+    return _plan(study, question.budget, _first(_opened(study, question.budget)[1], question.target))
 
 
 def _opened(study: Study, budget: str) -> tuple[Plan, Bracket]:
@@ -117,15 +133,13 @@ def _first(bracket: Bracket, target: Target) -> float:
     return _inside(LOSS_OF[target.metric](target.value) if direct else math.sqrt(bracket.good * bracket.bad), bracket)
 
 
-def _compared(
-    study: Study, budget: str, target: Target, bracket: Bracket, measure: Measure, costs: Costs | None
-) -> Plan:
+def _compared(study: Study, question: Question, bracket: Bracket, measure: Measure, costs: Costs | None) -> Plan:
     """The best of the measured plans and of the uniform ones that could be better."""
 
     def best() -> Plan:
         return best_of({plan: (value, spent(plan)) for plan, value in bracket.tried.items()}, target, budget)
 
-    spent = costs or partial(_costs, study)
+    target, budget, spent = question.target, question.budget, costs or partial(sums, study)
     if not any(map(target.met, bracket.tried.values())):
         _measured(_plan(study, budget, float(study.table("loss").min(axis=1).sum())), bracket, measure)
     for plan in uniform(study):
@@ -164,29 +178,23 @@ def uniform(study: Study) -> list[Plan]:
 
 
 def most_precise(
-    study: Study,
-    budget: str,
-    limit: float,
-    target: Target,
-    measure: Measure,
-    costs: Costs | None = None,
-    also: Sequence[Plan] = (),
+    study: Study, question: Question, measure: Measure, costs: Costs | None = None, also: Sequence[Plan] = ()
 ) -> tuple[Plan, dict[Plan, float]]:
     """The plan with the best metric within a limit: of those with the least sum of losses, and of the uniform ones.
 
     Where no plan that was measured is within the limit, the cheapest one.
 
     Args:
-        study, budget, measure, costs: as ``cheapest``.
-        limit: the most of ``budget``.
-        target: says which metric is better.
+        study, measure, costs: as ``cheapest``.
+        question: its limit counts; its target says which metric is better.
         also: more plans within the limit.
 
     Raises:
         ConfigError: even the cheapest plan costs more.
     """
+    target, budget, limit = question.target, question.budget, math.inf if question.limit is None else question.limit
     fit = [plan for plan in uniform(study) if total(study, budget, plan) <= limit * (1 + SLACK)]
-    spent, far = costs or partial(_costs, study), replace(target, value=math.inf if target.least else -math.inf)
+    spent, far = costs or partial(sums, study), replace(target, value=math.inf if target.least else -math.inf)
     found = {}
     for plan in dict.fromkeys((*_narrowed(study, budget, limit, spent), *also, *fit)):
         found[plan] = measure(plan), spent(plan)
@@ -213,7 +221,8 @@ def _narrowed(study: Study, budget: str, limit: float, spent: Costs) -> Iterator
         bound = min(bound, total(study, budget, plan)) * limit / whole
 
 
-def _costs(study: Study, plan: Sequence[str]) -> dict[str, float]:
+def sums(study: Study, plan: Sequence[str]) -> dict[str, float]:
+    """The costs of a plan where they add up over layers."""
     return {name: total(study, name, plan) for name in study.trials[0].costs}
 
 

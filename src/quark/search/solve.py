@@ -7,34 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from quark.search.knapsack import SLACK
-from quark.search.loop import Costs, cheapest, first_guess, most_precise
+from quark.search.loop import Costs, Question, cheapest, first_guess, most_precise, sums
 from quark.search.refine import Alone, refined
-from quark.search.target import Target
 from quark.search.ties import spread, tied
-from quark.search.values import Found, Study, total
+from quark.search.values import Found, Study
 
 Measure = Callable[[Mapping[str, str]], float]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is wanted.
-
-    Attributes:
-        target: what the measured metric has to reach.
-        budget: the cost that is to be small.
-        limit: the most of ``budget``, in the place of a target.
-        rounds: plans that are measured, at most, beside those of one candidate and the most precise one.
-        compare: also measure every candidate for all layers.
-        together: groups of layers that must get one candidate.
-    """
-
-    target: Target
-    budget: str
-    limit: float | None = None
-    rounds: int = 8
-    compare: bool = False
-    together: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True)
@@ -72,13 +50,13 @@ def solve(study: Study, question: Question, judges: Judges) -> Found:
     def measure(plan: Sequence[str]) -> float:
         return judges.choose(full(plan))
 
-    own, target, budget = judges.costs, question.target, question.budget
+    own, target = judges.costs, question.target
     costs: Costs | None = None if own is None else lambda plan: own(full(plan))
     if question.limit is None:
-        plan, tried = cheapest(rows, budget, target, measure, question.rounds, costs)
+        plan, tried = cheapest(rows, question, measure, costs)
     else:
-        plan, tried = most_precise(rows, budget, question.limit, target, measure, costs, also)
-    spent = costs or (lambda plan: {name: total(rows, name, plan) for name in rows.trials[0].costs})
+        plan, tried = most_precise(rows, question, measure, costs, also)
+    spent = costs or partial(sums, rows)
     uniform = {}
     for name in rows.candidates:
         same = (name,) * len(rows.layers)
@@ -87,7 +65,7 @@ def solve(study: Study, question: Question, judges: Judges) -> Found:
             value = tried[same] if same in tried else measure(same)
             uniform[name] = value, spent(same)
     reported = None if judges.report is None else judges.report(full(plan))
-    over = question.limit is not None and spent(plan)[budget] > question.limit * (1 + SLACK)
+    over = question.limit is not None and spent(plan)[question.budget] > question.limit * (1 + SLACK)
     met = target.met(tried[plan]) and not over
     layers = {name: full(plan)[name] for name in study.layers}
     return Found(
@@ -102,4 +80,4 @@ def _guessed(study: Study, question: Question) -> dict[str, str]:
 
 
 def _first(rows: Study, question: Question) -> tuple[str, ...]:
-    return first_guess(rows, question.budget, question.limit, question.target)
+    return first_guess(rows, question)

@@ -20,11 +20,12 @@ from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.search.energy import is_table, read_table, with_energy
 from quark.search.function import digest_of
+from quark.search.loop import Question
 from quark.search.parts import Split, split_of
 from quark.search.plan_file import figures_of, measured_words, write_plan
 from quark.search.plan_metric import PlanMetric
 from quark.search.refine import Alone
-from quark.search.solve import Judges, Question, solve
+from quark.search.solve import Judges, solve
 from quark.search.target import LANGUAGE, Asked
 from quark.search.ties import fused
 from quark.search.values import FLOAT, Found, Study

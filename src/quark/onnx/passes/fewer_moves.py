@@ -69,7 +69,7 @@ def _as_concat(node: ir.Node, names: Names) -> bool:
         ends = [(0, begin[axis]), (begin[axis] + size[axis], shape[axis])]
         for place, (start, end) in zip((0, 2), ends, strict=True):
             if start < end:
-                made.append(_slice(data, axis, start, end, graph, names, f"{node.name}_{place}"))
+                made.append(_slice(data, axis, range(start, end), graph, names, f"{node.name}_{place}"))
                 parts.insert(place, made[-1].outputs[0])
         made.append(ir.node("Concat", parts, {"axis": axis}, name=node.name))
     elif not made:
@@ -93,11 +93,11 @@ def _block(node: ir.Node) -> tuple[list[int], list[int]] | None:
     return (begin.tolist(), size.tolist()) if np.array_equal(rows, expected) else None
 
 
-def _slice(data: ir.Value, axis: int, start: int, end: int, graph: ir.Graph, names: Names, base: str) -> ir.Node:
-    given = [("starts", start), ("ends", end), ("axes", axis)]
+def _slice(data: ir.Value, axis: int, part: range, graph: ir.Graph, names: Names, base: str) -> ir.Node:
+    given = [("starts", part.start), ("ends", part.stop), ("axes", axis)]
     stored = [add_initializer(graph, np.array([at]), names.fresh(f"{base}_{what}")) for what, at in given]
     node = ir.node("Slice", [data, *stored], name=base)
-    _say(node, data, names.fresh(f"{base}_rows"), _with(static_shape(data) or (), axis, end - start))
+    _say(node, data, names.fresh(f"{base}_rows"), _with(static_shape(data) or (), axis, len(part)))
     return node
 
 

@@ -37,25 +37,24 @@ class QuantizedTensor:
         """What its nodes are named after."""
         return f"{stem(self.tensor)}{self.suffix}"
 
+    def node(
+        self,
+        op_type: str,
+        inputs: list[ir.Value],
+        attributes: Mapping[str, int | str],
+        domain: str = "",
+        kind: str = "DequantizeLinear",
+        dtype: ir.DataType | None = None,
+    ) -> ir.Node:
+        """A node ``<name>_<kind>`` that writes ``<name>_<kind>_Output``."""
+        name = f"{self.name}_{kind}"
+        output = value_like(self.value, self.parameters.names.fresh(f"{name}_Output"), dtype or self.value.dtype)
+        return ir.node(op_type, inputs, attributes=dict(attributes), domain=domain, outputs=[output], name=name)
+
 
 def value_like(value: ir.Value, name: str, dtype: ir.DataType | None) -> ir.Value:
     """A new value with the shape of ``value``."""
     return ir.Value(name=name, shape=value.shape, type=None if dtype is None else ir.TensorType(dtype))
-
-
-def single(
-    item: QuantizedTensor,
-    op_type: str,
-    inputs: list[ir.Value],
-    attributes: Mapping[str, int | str],
-    domain: str = "",
-    kind: str = "DequantizeLinear",
-    dtype: ir.DataType | None = None,
-) -> ir.Node:
-    """A node ``<name>_<kind>`` that writes ``<name>_<kind>_Output``."""
-    name = f"{item.name}_{kind}"
-    output = value_like(item.value, item.parameters.names.fresh(f"{name}_Output"), dtype or item.value.dtype)
-    return ir.node(op_type, inputs, attributes=dict(attributes), domain=domain, outputs=[output], name=name)
 
 
 def axis_of(tensor: TensorPlan) -> dict[str, int]:
@@ -79,8 +78,8 @@ def _standard(item: QuantizedTensor, domain: str = "", prefix: str = "") -> list
     attributes = axis_of(item.tensor)
     dtype = onnx_type(item.tensor.spec)
     inputs = [item.value, scale, zero_point]
-    q = single(item, f"{prefix}QuantizeLinear", inputs, attributes, domain, "QuantizeLinear", dtype)
-    dq = single(item, f"{prefix}DequantizeLinear", [q.outputs[0], scale, zero_point], attributes, domain)
+    q = item.node(f"{prefix}QuantizeLinear", inputs, attributes, domain, "QuantizeLinear", dtype)
+    dq = item.node(f"{prefix}DequantizeLinear", [q.outputs[0], scale, zero_point], attributes, domain)
     return [q, dq]
 
 
@@ -98,7 +97,7 @@ def _clip(item: QuantizedTensor) -> list[ir.Node]:
     if not item.options.BF16WithClip or item.tensor.spec.row.onnx_type != "BFLOAT16":
         return []
     bounds = item.parameters.bounds("bfloat16", LARGEST_BFLOAT16)
-    return [single(item, "Clip", [item.value, *bounds], {}, kind="Clip")]
+    return [item.node("Clip", [item.value, *bounds], {}, kind="Clip")]
 
 
 def _cast(item: QuantizedTensor) -> list[ir.Node]:
@@ -108,12 +107,12 @@ def _cast(item: QuantizedTensor) -> list[ir.Node]:
     scaled = item.tensor.scale is not None and float(item.tensor.scale) != 1.0
     scale = item.parameters.of(item.tensor)[0] if scaled else None
     if scale is not None:
-        nodes.append(single(item, "Div", [source, scale], {}, kind="Div"))
+        nodes.append(item.node("Div", [source, scale], {}, kind="Div"))
         source = nodes[-1].outputs[0]
-    nodes.append(single(item, "Cast", [source], {"to": int(dtype)}, kind="QuantizeLinear", dtype=dtype))
-    nodes.append(single(item, "Cast", [nodes[-1].outputs[0]], {"to": int(ir.DataType.FLOAT)}))
+    nodes.append(item.node("Cast", [source], {"to": int(dtype)}, kind="QuantizeLinear", dtype=dtype))
+    nodes.append(item.node("Cast", [nodes[-1].outputs[0]], {"to": int(ir.DataType.FLOAT)}))
     if scale is not None:
-        nodes.append(single(item, "Mul", [nodes[-1].outputs[0], scale], {}, kind="Mul"))
+        nodes.append(item.node("Mul", [nodes[-1].outputs[0], scale], {}, kind="Mul"))
     return nodes
 
 
@@ -121,7 +120,7 @@ def _element(item: QuantizedTensor) -> list[ir.Node]:
     inputs = [item.value, *item.parameters.of(item.tensor, ir.DataType.INT32)]
     axis = axis_of(item.tensor).get("axis", 0)
     attributes: dict[str, int | str] = {"format": item.tensor.spec.format, "axis": axis}
-    return [single(item, "QuantizeDequantize", inputs, attributes, OWN, "QuantizeDequantize")]
+    return [item.node("QuantizeDequantize", inputs, attributes, OWN, "QuantizeDequantize")]
 
 
 def _block(item: QuantizedTensor) -> list[ir.Node]:
@@ -133,7 +132,7 @@ def _block(item: QuantizedTensor) -> list[ir.Node]:
     inputs = [item.value]
     if not spec.row.unit_scale:
         inputs.append(item.parameters.of(item.tensor)[0])
-    return [single(item, operator.name, inputs, attributes, operator.domain, operator.name)]
+    return [item.node(operator.name, inputs, attributes, operator.domain, operator.name)]
 
 
 ACTIVATION_NODES: dict[Kind, Callable[[QuantizedTensor], list[ir.Node]]] = {

@@ -21,7 +21,7 @@ from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.graph.surgery import all_values, remove_unused
 from quark.onnx.graph.weightless import through_proto
 from quark.onnx.qdq import second_type
-from quark.onnx.qdq.activation_nodes import ACTIVATION_NODES, AMD, OWN, QuantizedTensor, single
+from quark.onnx.qdq.activation_nodes import ACTIVATION_NODES, AMD, OWN, QuantizedTensor
 from quark.onnx.qdq.channel_axes import is_off_channel
 from quark.onnx.qdq.initializers import ParameterInitializers
 from quark.onnx.qdq.node_kinds import activation_kind, constant_kind
@@ -142,7 +142,7 @@ def _in_float32(build: Builder) -> Builder:
     def wrapped(item: QuantizedTensor) -> list[ir.Node]:
         if not _is_wide(item):
             return build(item)
-        to_float = single(item, "Cast", [item.value], {"to": int(ir.DataType.FLOAT)}, "", "Float", ir.DataType.FLOAT)
+        to_float = item.node("Cast", [item.value], {"to": int(ir.DataType.FLOAT)}, "", "Float", ir.DataType.FLOAT)
         nodes = build(replace(item, value=to_float.outputs[0]))
         return [to_float, *nodes, _to_half(item, nodes[-1])]
 
@@ -166,7 +166,7 @@ def _back_to_float16(build: Builder) -> Builder:
 
 
 def _to_half(item: QuantizedTensor, last: ir.Node) -> ir.Node:
-    return single(item, "Cast", [last.outputs[0]], {"to": int(ir.DataType.FLOAT16)}, kind="Half")
+    return item.node("Cast", [last.outputs[0]], {"to": int(ir.DataType.FLOAT16)}, kind="Half")
 
 
 def _with_functions(model: ir.Model) -> ir.Model:

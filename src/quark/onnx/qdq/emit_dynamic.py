@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,12 +49,40 @@ class Writer:
         """A new initializer."""
         return add_initializer(self.model.graph, array, self.names.fresh(name))
 
-    def insert(self, before: ir.Node, op_type: str, inputs: list[ir.Value | None], name: str) -> ir.Value:
+    def insert(
+        self,
+        before: ir.Node,
+        op_type: str,
+        inputs: list[ir.Value | None],
+        name: str,
+        attributes: Sequence[ir.Attr] = (),
+    ) -> ir.Value:
         """A new node in front of ``before``; its output."""
         output = ir.Value(name=self.names.fresh(f"{name}_Output"))
-        node = ir.Node("", op_type, inputs, outputs=[output], name=name)
+        node = ir.Node("", op_type, inputs, attributes, outputs=[output], name=name)
         self.model.graph.insert_before(before, node)
         return output
+
+    def product(
+        self,
+        node: ir.Node,
+        op_type: str,
+        first: Triple,
+        second: Triple,
+        bias: ir.Value | None,
+        attributes: Sequence[ir.Attr] = (),
+    ) -> None:
+        """Integer product, Cast, Mul by both scales, Add, in the place of ``node``: what ONNX Runtime fuses."""
+        inputs: list[ir.Value | None] = [first[0], second[0], first[2], second[2]]
+        integer = self.insert(node, op_type, inputs, f"{node.name}_quant", attributes)
+        integer.name = self.names.fresh(f"{node.name}_{op_type}_Output")
+        to_float = [ir.AttrInt64("to", int(ir.DataType.FLOAT))]
+        result = self.insert(node, "Cast", [integer], f"{node.name}_Cast", to_float)
+        scales = self.insert(node, "Mul", [first[1], second[1]], f"{node.name}_scales_Mul")
+        result = self.insert(node, "Mul", [result, scales], f"{node.name}_Mul")
+        if bias is not None:
+            result = self.insert(node, "Add", [result, bias], f"{node.name}_Add")
+        take_over(result, node.outputs[0])
 
     def activation(self, value: ir.Value) -> Triple:
         """Codes, scale and zero point of an activation, made once."""
@@ -116,7 +144,7 @@ def _matmul(writer: Writer, node: ir.Node) -> None:
         others = writer.weight(second), _scale(writer, second), writer.zero_point(second.name or "")
     else:
         others = writer.activation(second)
-    _product(writer, node, "MatMulInteger", (codes, scale, zero_point), others, None)
+    writer.product(node, "MatMulInteger", (codes, scale, zero_point), others, None)
 
 
 def _gemm(writer: Writer, node: ir.Node) -> None:
@@ -128,7 +156,7 @@ def _gemm(writer: Writer, node: ir.Node) -> None:
     values = constant_array(bias)
     if values is not None and beta != 1.0:
         bias = writer.constant((values * beta).astype(values.dtype), f"{node.name}_bias")
-    _product(writer, node, "MatMulInteger", writer.activation(data), others, bias)
+    writer.product(node, "MatMulInteger", writer.activation(data), others, bias)
 
 
 def _conv(writer: Writer, node: ir.Node) -> None:
@@ -138,7 +166,7 @@ def _conv(writer: Writer, node: ir.Node) -> None:
     values = constant_array(bias)
     if values is not None:
         bias = writer.constant(values.reshape(channels), f"{node.name}_bias")
-    _product(writer, node, "ConvInteger", writer.activation(data), others, bias, kept_attributes(node))
+    writer.product(node, "ConvInteger", writer.activation(data), others, bias, kept_attributes(node))
 
 
 def _scale(writer: Writer, weight: ir.Value, factor: float = 1.0, shape: tuple[int, ...] | None = None) -> ir.Value:
@@ -146,32 +174,6 @@ def _scale(writer: Writer, weight: ir.Value, factor: float = 1.0, shape: tuple[i
     found = np.asarray(writer.plan.tensors[weight.name or ""].scale)
     scale = np.asarray(found * np.float32(factor), np.float32)
     return writer.constant(scale.reshape(shape) if shape is not None and scale.ndim else scale, f"{weight.name}_scale")
-
-
-def _product(
-    writer: Writer,
-    node: ir.Node,
-    op_type: str,
-    first: Triple,
-    second: Triple,
-    bias: ir.Value | None,
-    attributes: list[ir.Attr] | None = None,
-) -> None:
-    """Integer product, Cast, Mul by both scales, Add: the pattern that ONNX Runtime fuses."""
-    inputs = [first[0], second[0], first[2], second[2]]
-    product = ir.Value(name=writer.names.fresh(f"{node.name}_{op_type}_Output"))
-    integer = ir.Node("", op_type, inputs, attributes or [], outputs=[product], name=f"{node.name}_quant")
-    writer.model.graph.insert_before(node, integer)
-    cast = ir.Value(name=writer.names.fresh(f"{node.name}_Cast_Output"))
-    to_float = [ir.AttrInt64("to", int(ir.DataType.FLOAT))]
-    writer.model.graph.insert_before(
-        node, ir.Node("", "Cast", [product], to_float, outputs=[cast], name=f"{node.name}_Cast")
-    )
-    scales = writer.insert(node, "Mul", [first[1], second[1]], f"{node.name}_scales_Mul")
-    result = writer.insert(node, "Mul", [cast, scales], f"{node.name}_Mul")
-    if bias is not None:
-        result = writer.insert(node, "Add", [result, bias], f"{node.name}_Add")
-    take_over(result, node.outputs[0])
 
 
 def _gather(writer: Writer, node: ir.Node) -> None:

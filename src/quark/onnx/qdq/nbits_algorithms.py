@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quark.algorithms.hqq import hqq
+from quark.algorithms.hqq import HQQParameters, hqq
 from quark.config.nbits import NBits
 from quark.numerics.elements import Element
 from quark.numerics.formats import get_format
@@ -114,7 +114,7 @@ def half_quadratic(weight: np.ndarray, nbits: NBits) -> WeightGroups:
     if not isinstance(kind, Element):
         raise TypeError(f"{kind.name} has no codes")
     scale = np.asarray(found.scales, np.float32).reshape(-1) * sign  # negative ones are positive for mirrored weights
-    moved = hqq(tiles * sign[:, None], scale, zero.reshape(-1), kind, move_scale=True, move_zero=False).scale
+    moved = hqq(tiles * sign[:, None], HQQParameters(scale, zero.reshape(-1)), kind, True, False).scale
     scale = (np.asarray(moved) * sign).reshape(found.scales.shape)
     return WeightGroups(on_grid(weight, nbits, scale, zero), scale, found.zero_points)
 

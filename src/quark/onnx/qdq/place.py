@@ -66,6 +66,38 @@ class Placement:
     ranks: dict[str, int] = field(default_factory=dict)
     apart: list[own_inputs.Apart] = field(default_factory=list)
 
+    def add(
+        self,
+        value: ir.Value,
+        spec: TensorSpec,
+        reason: str,
+        rank: int,
+        reader: ir.Node | None = None,
+        fixed: tuple[float, float] | None = None,
+    ) -> None:
+        """Record an activation as quantized; a second request adds a reader, its producer's makes every reader read it.
+
+        The spec is that of the highest rank: later entries of the configuration win at tensors that nodes share.
+        """
+        name, plan = value.name or "", self.plan
+        spec = in_blocks(spec, value)
+        readers = frozenset([reader.name or ""]) if reader is not None else None
+        known = plan.tensors.get(name)
+        if known is None:
+            plan.tensors[name] = TensorPlan(name, "activation", spec, reason, name, readers=readers, fixed_range=fixed)
+            self.ranks[name] = rank
+            return
+        merged = None if readers is None or known.readers is None else known.readers | readers
+        later = rank > self.ranks.get(name, 0)
+        self.ranks[name] = max(rank, self.ranks.get(name, 0))
+        plan.tensors[name] = replace(
+            known,
+            readers=merged,
+            fixed_range=known.fixed_range if fixed is None else fixed,
+            spec=spec if later else known.spec,
+            reason=reason if later else known.reason,
+        )
+
 
 def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     """The Plan of a prepared model: every decision but the ranges.
@@ -264,7 +296,7 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
         elif decision.own_inputs and len(value.uses()) > 1:
             placement.apart.append(own_inputs.Apart(node, value, layer.inputs, reason))
         else:
-            _add_activation(value, layer.inputs, reason, placement, decision.rank_of("inputs"), reader=node)
+            placement.add(value, layer.inputs, reason, decision.rank_of("inputs"), reader=node)
     for value in node.outputs:
         if (
             rule.output == "own"
@@ -275,7 +307,7 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
             spec = _for_output(layer.outputs, node, placement.job)
             known = None if placement.job.options.MeasureSoftmax else rule.fixed_range
             fixed = value.meta.get(slots.KNOWN_RANGE, known)
-            _add_activation(value, spec, reason, placement, decision.rank_of("outputs"), fixed=fixed)
+            placement.add(value, spec, reason, decision.rank_of("outputs"), fixed=fixed)
     _add_bias(node, rule, layer, reason, placement)
 
 
@@ -290,7 +322,7 @@ def _carry_outputs(placement: Placement) -> None:
         if decision.outputs and decision.layer is not None and decision.layer.outputs is not None:
             spec = _for_output(decision.layer.outputs, node, placement.job)
             reason = f"{decision.reason}: {producer.op_type} {producer.name!r} with {node.op_type} {node.name!r}"
-            _add_activation(node.outputs[0], spec, reason, placement, decision.rank)
+            placement.add(node.outputs[0], spec, reason, decision.rank)
 
 
 def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value, job: Job) -> TensorSpec:
@@ -331,39 +363,6 @@ def _for_output(spec: TensorSpec, node: ir.Node, job: Job) -> TensorSpec:
     if positive and job.options.UseUnsignedReLU and spec.symmetric and spec.format in UNSIGNED_OF:
         return replace(spec, format=UNSIGNED_OF[spec.format], symmetric=False)
     return spec
-
-
-def _add_activation(
-    value: ir.Value,
-    spec: TensorSpec,
-    reason: str,
-    placement: Placement,
-    rank: int,
-    reader: ir.Node | None = None,
-    fixed: tuple[float, float] | None = None,
-) -> None:
-    """Record a tensor as quantized; a second request adds a reader, its producer's makes every reader read it.
-
-    The spec is that of the highest rank: later entries of the configuration win at tensors that nodes share.
-    """
-    name, plan = value.name or "", placement.plan
-    spec = in_blocks(spec, value)
-    readers = frozenset([reader.name or ""]) if reader is not None else None
-    known = plan.tensors.get(name)
-    if known is None:
-        plan.tensors[name] = TensorPlan(name, "activation", spec, reason, name, readers=readers, fixed_range=fixed)
-        placement.ranks[name] = rank
-        return
-    merged = None if readers is None or known.readers is None else known.readers | readers
-    later = rank > placement.ranks.get(name, 0)
-    placement.ranks[name] = max(rank, placement.ranks.get(name, 0))
-    plan.tensors[name] = replace(
-        known,
-        readers=merged,
-        fixed_range=known.fixed_range if fixed is None else fixed,
-        spec=spec if later else known.spec,
-        reason=reason if later else known.reason,
-    )
 
 
 def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str, placement: Placement) -> None:
@@ -433,14 +432,14 @@ def _pass_through(node: ir.Node, layer: LayerSpec, placement: Placement) -> None
         plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason=beyond)
         return
     rank = placement.decisions[name].rank_of("inputs")
-    _add_activation(source, layer.inputs, reason, placement, rank, reader=node)
+    placement.add(source, layer.inputs, reason, rank, reader=node)
     members = plan.tensors[source.name or ""]
     for value in node.outputs:
         if not slots.is_float(value) or value in placement.masked:
             continue
         moved = f"{reason} moves the values of {source.name!r}"
         asked = placement.ranks.get(value.name or "", 0)
-        _add_activation(value, members.spec, moved, placement, rank)
+        placement.add(value, members.spec, moved, rank)
         own = plan.tensors[value.name or ""]
         if asked <= rank or own.spec == members.spec:  # otherwise a later entry gives its reader a spec of its own
             plan.put(replace(own, group=members.group, spec=members.spec, observed=False, reason=moved))

@@ -18,7 +18,7 @@ from quark.numerics.blocks import Block
 from quark.numerics.granularity import Group
 from quark.numerics.packing import pack
 from quark.onnx.graph.surgery import let_go, shape_of, tensor_of
-from quark.onnx.qdq.activation_nodes import AMD, OWN, QuantizedTensor, axis_of, block_axis, single
+from quark.onnx.qdq.activation_nodes import AMD, OWN, QuantizedTensor, axis_of, block_axis
 from quark.onnx.qdq.node_kinds import Kind, onnx_type
 from quark.operators.storage import stored
 
@@ -69,7 +69,7 @@ def _typed(item: QuantizedTensor) -> ir.Value:
 
 def _standard(item: QuantizedTensor, domain: str = "", op_type: str = "DequantizeLinear") -> list[ir.Node]:
     inputs = [typed(item), *item.parameters.of(item.tensor)]
-    return [single(item, op_type, inputs, axis_of(item.tensor), domain)]
+    return [item.node(op_type, inputs, axis_of(item.tensor), domain)]
 
 
 def _extended(item: QuantizedTensor) -> list[ir.Node]:
@@ -79,7 +79,7 @@ def _extended(item: QuantizedTensor) -> list[ir.Node]:
 def _cast(item: QuantizedTensor) -> list[ir.Node]:
     """Codes behind Cast, Sub and Mul, which ONNX Runtime computes when it loads the model and never fuses."""
     tensor = item.tensor
-    nodes = [single(item, "Cast", [typed(item)], {"to": int(ir.DataType.FLOAT)})]
+    nodes = [item.node("Cast", [typed(item)], {"to": int(ir.DataType.FLOAT)})]
     steps = [("Mul", np.asarray(tensor.scale, np.float32), 1.0)]
     if tensor.spec.row.has_zero_point:
         steps.insert(0, ("Sub", np.asarray(tensor.zero_point, np.float32), 0.0))
@@ -87,7 +87,7 @@ def _cast(item: QuantizedTensor) -> list[ir.Node]:
     for op_type, values, idle in steps:
         if np.any(values != idle):
             spread, operand = _beside(item, values, op_type)
-            nodes += [*spread, single(item, op_type, [value, operand], {}, kind=op_type)]
+            nodes += [*spread, item.node(op_type, [value, operand], {}, kind=op_type)]
             value = nodes[-1].outputs[0]
     return nodes
 
@@ -102,7 +102,7 @@ def _beside(item: QuantizedTensor, values: np.ndarray, op_type: str) -> tuple[li
         axis = granularity.axis % len(shape)
         index = item.parameters.add(np.arange(shape[axis]) // granularity.size, f"{name}_index")
         kept = item.parameters.add(values.reshape(granularity.grid(shape)), name)
-        gather = single(item, "Gather", [kept, index], {"axis": axis}, kind=f"{op_type}_Gather")
+        gather = item.node("Gather", [kept, index], {"axis": axis}, kind=f"{op_type}_Gather")
         return [gather], gather.outputs[0]
     axis = axis_of(item.tensor).get("axis", 0)
     return [], item.parameters.add(values.reshape([-1 if k == axis else 1 for k in range(len(shape))]), name)
@@ -116,7 +116,7 @@ def _element(item: QuantizedTensor) -> list[ir.Node]:
     shape = add(np.array(values.shape, np.int64), f"{item.name}_shape")
     inputs = [add(codes, f"{tensor.name}_quantized"), scale, zero_point, shape]
     attributes: dict[str, int | str] = {"format": tensor.spec.format, "axis": axis_of(tensor).get("axis", 0)}
-    return [single(item, "PackedDequantize", inputs, attributes, OWN)]
+    return [item.node("PackedDequantize", inputs, attributes, OWN)]
 
 
 def _block(item: QuantizedTensor) -> list[ir.Node]:
@@ -129,7 +129,7 @@ def _block(item: QuantizedTensor) -> list[ir.Node]:
     inputs = [add(kept.tensors[name], f"{tensor.name}_{name}") if name in kept.tensors else None for name in names]
     while inputs[-1] is None:
         inputs.pop()
-    return [single(item, "BlockDequantize", inputs, kept.attributes, OWN)]  # type: ignore[arg-type]
+    return [item.node("BlockDequantize", inputs, kept.attributes, OWN)]  # type: ignore[arg-type]
 
 
 CONSTANT_NODES: dict[Kind, Callable[[QuantizedTensor], list[ir.Node]]] = {

@@ -28,7 +28,7 @@ def run_awq(context: Context, config: AWQConfig) -> None:
     """Scales at every place, then clips of the layers that read it."""
 
     def choose(context: Context, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
-        return search(context, place, judge_of(items, inputs), inputs.mean, weight_ranges(items), *GRID)
+        return search(context, place, judge_of(items, inputs), (inputs.mean, weight_ranges(items)), GRID)
 
     clips = Finisher(clips_of, clip)
     scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, clips, squares=True)

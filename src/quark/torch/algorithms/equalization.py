@@ -75,15 +75,15 @@ def run_equalization(context: Context, config: ChannelEqualizationConfig) -> Non
         return
     seen = observe(context, spreads)
     walk = walk_of(context, "")
-    ways = [partial(equalize, spreads, seen, items, config.steps, config.widest**part) for part in PARTS]
+    ways = [partial(equalize, seen, items, config.steps, config.widest**part) for part in PARTS]
     if (best := best_change(walk, ways)) is None:
         log.warning("channel_equalization: the model stays: its quantized answers are no better with it")
         return
     change_all(walk, best)
 
 
-def observe(context: Context, spreads: Sequence[Spread]) -> list[ChannelsSeen]:
-    """What the readers of every place read, over all samples."""
+def observe(context: Context, spreads: Sequence[Spread]) -> list[tuple[Spread, ChannelsSeen]]:
+    """Every place, and what its readers read over all samples."""
     modules = dict(context.model.named_modules())
     names = {reader.name: modules[reader.name] for spread in spreads for reader in spread.readers}
     largest: dict[str, np.ndarray] = {}
@@ -100,7 +100,7 @@ def observe(context: Context, spreads: Sequence[Spread]) -> list[ChannelsSeen]:
     watch = Watch(names, see, stop=False)
     for sample in context.samples:
         watch.run(partial(run, context.model, sample))
-    return [seen_of(spread, largest, squares, counts, modules) for spread in spreads]
+    return [(spread, seen_of(spread, largest, squares, counts, modules)) for spread in spreads]
 
 
 def seen_of(
@@ -133,8 +133,7 @@ def gathered(reader: ChannelReader, values: np.ndarray, width: int) -> np.ndarra
 
 
 def equalize(
-    spreads: Sequence[Spread],
-    seen: Sequence[ChannelsSeen],
+    seen: Sequence[tuple[Spread, ChannelsSeen]],
     items: dict[str, Match],
     steps: int,
     widest: float,
@@ -142,9 +141,9 @@ def equalize(
     part: str,
 ) -> None:
     """Scale all places of the model, ``steps`` times in turn; there is one ``part``, the whole."""
-    scales = [np.ones(len(one.power)) for one in seen]
+    scales = [np.ones(len(one.power)) for _, one in seen]
     for _ in range(steps):
-        for spread, one, s in zip(spreads, seen, scales, strict=True):
+        for (spread, one), s in zip(seen, scales, strict=True):
             terms = terms_of(dict(context.model.named_modules()), spread, one, s, items)
             if terms:
                 now = equalizing_scales(terms, s, widest, GRAIN)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quark.algorithms.hqq import hqq
+from quark.algorithms.hqq import Descent, HQQParameters, hqq
 from quark.errors import as_a
 from quark.numerics.elements import Int
 from quark.torch.algorithms.context import Context
@@ -63,11 +63,9 @@ def improve(part: FakeQuantize, weight: torch.Tensor, config: HQQConfig) -> None
     """
     tiles = part.granularity.tile(weight)
     tiles = tiles.reshape(-1, tiles.shape[-1])
-    scale, zero = scale_of(part).reshape(-1), zero_point_of(part).reshape(-1).float()
-    found = hqq(
-        tiles, scale, zero, as_a(Int, part.stage.format), True,
-        config.iterations, config.lp_norm, config.beta, config.kappa, part.stage.real_zero,
-    )  # fmt: skip
+    start = HQQParameters(scale_of(part).reshape(-1), zero_point_of(part).reshape(-1).float())
+    descent = Descent(config.iterations, config.lp_norm, config.beta, config.kappa)
+    found = hqq(tiles, start, as_a(Int, part.stage.format), True, part.stage.real_zero, descent)
     part.scale = found.scale.reshape(scale_of(part).shape)
     if part.stage.real_zero:
         part.zero_point = found.zero.reshape(zero_point_of(part).shape)

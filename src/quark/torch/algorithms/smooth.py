@@ -37,8 +37,8 @@ def run_smooth(context: Context, config: SmoothQuantConfig) -> None:
     def choose(context: Context, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
         judge, ranges = judge_of(items, inputs), weight_ranges(items)
         whole = smoothing_scales(inputs.amax, ranges, alpha, config.scale_clamp_min)
-        shares, others = [part * alpha for part in PARTS], [part * (1 - alpha) for part in PARTS]
-        return search(context, place, judge, inputs.amax, ranges, shares, others, [whole])
+        grid = [part * alpha for part in PARTS], [part * (1 - alpha) for part in PARTS]
+        return search(context, place, judge, (inputs.amax, ranges), grid, [whole])
 
     scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, squares=True)
 
@@ -49,7 +49,7 @@ def run_autosmooth(context: Context, config: AutoSmoothQuantConfig) -> None:
 
     def choose(context: Context, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
         judge = judge_of(items, inputs, power)
-        return search(context, place, judge, inputs.amax, weight_ranges(items), *GRID)
+        return search(context, place, judge, (inputs.amax, weight_ranges(items)), GRID)
 
     scale_places(context, config.scaling_layers, config.model_decoder_layers or "", choose, squares=power == 2)
 
@@ -63,28 +63,26 @@ def search(
     context: Context,
     place: Place,
     judge: ScaleJudge,
-    inputs: torch.Tensor,
-    weights: torch.Tensor,
-    exponents: Sequence[float],
-    weight_exponents: Sequence[float],
+    channels: tuple[torch.Tensor, torch.Tensor],
+    exponents: tuple[Sequence[float], Sequence[float]],
     others: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor | None:
     """The best scale of a family, improved channel by channel; None: none lowers the error.
 
     Args:
         context, place, judge: where, and what is best.
-        inputs, weights: what stands for each channel, [channels].
-        exponents, weight_exponents: of the coarse grid, rising; the same value throughout: that one is fixed.
+        channels: what stands for each channel of the inputs and of the weights, [channels] each.
+        exponents: of inputs and of weights in the coarse grid, rising; the same value throughout: that one is fixed.
         others: further candidates.
     """
 
     def scales(pair: Pair) -> torch.Tensor:
-        return effective(context, place, scale_of(inputs, weights, pair))
+        return effective(context, place, scale_of(*channels, pair))
 
     coarse = judge.coarse
-    s = scales(best_exponents(lambda pair: coarse.error(scales(pair)), (exponents, weight_exponents)))
+    s = scales(best_exponents(lambda pair: coarse.error(scales(pair)), exponents))
     start = keep_best(place, coarse, [(coarse.error(s), s), *measured(context, place, coarse, others)])
-    finer = by_channel(place, judge, torch.ones_like(inputs) if start is None else start)
+    finer = by_channel(place, judge, torch.ones_like(channels[0]) if start is None else start)
     if finer is not None and start is not None and judge.apart.error(start) <= judge.apart.error(finer):
         finer = None
     return next((s for s in (finer, start) if s is not None and judge.error(s) < judge.error()), None)

@@ -19,8 +19,6 @@ from quark.numerics.formats import get_format
 from quark.observers import distribution
 from quark.observers.registry import BUILT_IN
 from quark.onnx.quantization.config.algorithm import (
-    AdaQuantConfig,
-    AdaRoundConfig,
     AlgoConfig,
     AutoMixprecisionConfig,
     CLEConfig,
@@ -29,6 +27,7 @@ from quark.onnx.quantization.config.algorithm import (
 )
 from quark.onnx.quantization.config.selectors import Excluded, parse_mapping, parse_selectors, parse_types
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig, QuantGranularity
+from quark.onnx.quantization.config.tuners import preset_tuners
 
 
 class QConfig:
@@ -312,8 +311,7 @@ def _fine_tuning(preset: Preset) -> list[AlgoConfig]:
     """The fine-tuning of a preset, with the settings that presets have."""
     if not preset.tuning:
         return []
-    made = AdaRoundConfig() if preset.tuning == "adaround" else AdaQuantConfig()
-    return [replace(made, data_size=1000, batch_size=2, num_iterations=1000, early_stop=True)]
+    return [replace(preset_tuners()[preset.tuning])]
 
 
 class Config:
