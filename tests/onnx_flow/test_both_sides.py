@@ -1,0 +1,191 @@
+"""Conditions of the ONNX rules on both of their sides, with what follows from what they are said to decide."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from tests.onnx_flow import models
+from tests.onnx_flow.test_asked_directly import named, planned
+from tests.onnx_flow.test_rules_directly import constant
+
+from quark.config.plan import Plan, TensorPlan
+from quark.config.tensor import TensorSpec
+from quark.numerics.granularity import Channel, Tensor
+from quark.onnx import ModelQuantizer, QConfig
+from quark.onnx.npu import rules, simulate
+from quark.onnx.qdq import dynamic, emit, masks, parameters, place, runtime_faults, settings, slower
+from quark.onnx.qdq.op_rules import OP_RULES
+
+
+@pytest.mark.parametrize(("numbers", "expected"), [
+    ([0.5, -0.5], False), ([0.0, -1e9], True), (np.array([0, -(10**9)]), False), ([], False),
+])  # fmt: skip
+def test_a_float_constant_with_one_number_far_out_is_a_mask(numbers: Any, expected: bool) -> None:
+    value = constant(2)
+    array = numbers if isinstance(numbers, np.ndarray) else np.array(numbers, np.float32)
+    value.const_value = ir.tensor(array)
+    value.type = ir.TensorType(ir.DataType.INT64 if array.dtype.kind == "i" else ir.DataType.FLOAT)
+    assert masks.reads_mask(ir.node("Add", [ir.Value(name="x"), value])) is expected
+    assert not masks.reads_mask(ir.node("Relu", [value]))
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_dynamic_gemm_adds_beta_times_its_bias(beta: float, biased: bool) -> None:
+    weights = {"w": models.normal(6, 6)} | ({"b": 30 * models.normal(6)} if biased else {})
+    body = f"y = Gemm<beta = {beta}> (x, w{', b' if biased else ''})"
+    proto = models.model(f"g (float[3, 6] x) => (float[3, 6] y) {{ {body} }}", weights, 17)
+    made = ModelQuantizer(QConfig.get_default_config("UINT8_DYNAMIC_QUANT")).quantize_model(proto, None, None)
+    assert made is not None and "MatMulInteger" in {node.op_type for node in made.graph.node}
+    x = models.feeds(proto)
+    expected = x["x"].astype(float) @ weights["w"] + (beta * weights["b"] if biased else 0)
+    assert np.abs(models.run(made, x)[0] - expected).max() < 0.3
+
+
+@pytest.mark.parametrize(("dropped", "kept"), [((), ["alpha", "beta"]), (("alpha",), ["beta"]), (("gamma",), None)])
+def test_attributes_that_a_rewritten_node_keeps(dropped: tuple[str, ...], kept: list[str] | None) -> None:
+    node = ir.node("Gemm", [ir.Value(name="x")], attributes={"alpha": 2.0, "beta": 3.0})
+    assert [one.name for one in dynamic.kept_attributes(node, dropped)] == (kept or ["alpha", "beta"])
+
+
+@pytest.mark.parametrize("default", [True, False])
+@pytest.mark.parametrize(("simulated", "npu", "stated", "given", "expected"), [
+    (False, True, True, True, False), (True, True, False, None, True), (True, False, True, None, True),
+    (True, False, False, None, False), (True, False, False, True, True), (True, True, True, False, False),
+])  # fmt: skip
+def test_which_rewrites_of_the_device_a_job_has(
+    default: bool, simulated: bool, npu: bool, stated: bool, given: bool | None, expected: bool
+) -> None:
+    """Its own option decides; without one, NPU flows and those that ask have the rewrites that are on by default."""
+    options = SimpleNamespace(SimulateDPU=simulated, Own=given, model_fields_set={"SimulateDPU"} if stated else set())
+    job: Any = SimpleNamespace(options=options, npu=npu)
+    row: Any = SimpleNamespace(option="Own", by_default=default)
+    assert simulate.asked(row, job) is (expected and (default or given is not None))
+
+
+@pytest.mark.parametrize(("whole", "some", "expected"), [
+    (10.0, True, 1.0), (40.0, True, 2.0), (500.0, True, 25.0), (2000.0, True, 50.0), (20000.0, True, 100.0),
+    (10.0, False, 50.0), (20000.0, False, 100.0),
+])  # fmt: skip
+def test_what_has_to_be_saved(whole: float, some: bool, expected: float) -> None:
+    """Half a percent; 50 µs, of small models 5 % but a µs; those of which nothing would stay quantized: 50 µs."""
+    assert slower._least(whole, some) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("needed", "steps"), [(0.0, 0), (0.5, 0), (1.0, 0), (1.5, 1), (2.0, 1), (3.0, 2), (8.0, 3)])
+@pytest.mark.parametrize("channels", [True, False])
+def test_a_bias_of_16_bits_doubles_its_scale_until_it_fits(needed: float, steps: int, channels: bool) -> None:
+    """``needed``: the bias over 32767 products of scales."""
+    scale = np.array([2.0**-8, 2.0**-8], np.float32) if channels else np.float32(2.0**-8)
+    bias = np.array([needed * 32767, -1]) * 2.0**-8
+    found = parameters._shifted(np.asarray(scale), bias)
+    expected = np.array([2.0**steps, 1.0]) if channels else 2.0**steps
+    np.testing.assert_array_equal(found, expected * 2.0**-8)
+
+
+@pytest.mark.parametrize(("body", "target", "asked", "format"), [
+    ("y = Relu (x)", "npu", True, "uint8"), ("y = Relu (x)", "npu", False, "int8"),
+    ("y = Clip (x, zero, six)", "npu", True, "uint8"), ("y = Clip (x, one, six)", "npu", True, "int8"),
+    ("y = Clip (x)", "npu", True, "int8"), ("y = Sigmoid (x)", "npu", True, "int8"),
+    ("y = Sigmoid (x)", "cpu", True, "uint8"), ("y = Tanh (x)", "cpu", True, "int8"),
+])  # fmt: skip
+def test_results_that_are_never_negative_are_unsigned(body: str, target: str, asked: bool, format: str) -> None:
+    numbers = {"zero": 0.0, "one": 1.0, "six": 6.0}
+    weights = {name: np.array(value, np.float32) for name, value in numbers.items() if name in body}
+    node = named(f"g (float[4] x) => (float[4] y) {{ {body} }}", weights).graph[0]
+    job: Any = SimpleNamespace(target=target, options=SimpleNamespace(UseUnsignedReLU=asked))
+    found = place._for_output(TensorSpec("int8", symmetric=True), node, job)
+    assert (found.format, found.symmetric) == (format, format == "int8")
+
+
+@pytest.mark.parametrize(("shape", "given", "expected"), [
+    ((4, 3), Channel(0), Channel(1)), ((4, 3), Tensor(), Tensor()), ((4,), Channel(0), Tensor()), ((4,), Tensor(), Tensor()),
+])  # fmt: skip
+def test_weights_have_the_channels_of_their_operator(shape: tuple[int, ...], given: Any, expected: Any) -> None:
+    node = ir.node("MatMul", [ir.Value(name="x"), constant(*shape)])
+    job: Any = SimpleNamespace(options=SimpleNamespace())
+    found = place._for_weight(TensorSpec("int8", granularity=given), node, OP_RULES["MatMul"], constant(*shape), job)
+    assert found.granularity == expected
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+def test_what_is_said_about_outputs_holds_behind_the_activation(outputs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan = named("g (float[2] x) => (float[2] y) { a = Neg (x) y = Relu (a) }"), Plan()
+    plan.put(planned("y"))
+    layer = SimpleNamespace(outputs=TensorSpec("int16") if outputs else None)
+    decision = SimpleNamespace(outputs=outputs, layer=layer, reason="told", rank=5)
+    monkeypatch.setattr(
+        place.fuse, "fused_producer", lambda node, plan, job: model.graph[0] if node.op_type == "Relu" else None
+    )
+    placement: Any = SimpleNamespace(model=model, plan=plan, ranks={}, decisions={"n1": decision})
+    placement.job = SimpleNamespace(target="cpu", options=SimpleNamespace(UseUnsignedReLU=False))
+    place._carry_outputs(placement)
+    assert plan.tensors["y"].spec.format == ("int16" if outputs else "int8")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("off", [True, False])
+@pytest.mark.parametrize("format", ["int8", "int32"])
+@pytest.mark.parametrize("role", ["weight", "bias"])
+def test_constants_that_the_runtime_would_misread_are_folded(
+    alone: bool, off: bool, format: str, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes for one reader, 32-bit codes of a weight, or scales off the output channels: any of them."""
+    monkeypatch.setattr(emit, "is_alone", lambda tensor: alone)
+    monkeypatch.setattr(emit, "is_off_channel", lambda node, value, spec: off)
+    monkeypatch.setattr(emit, "constant_kind", lambda spec, options: "standard")
+    item: Any = SimpleNamespace(tensor=TensorPlan("w", role, TensorSpec(format), "", "w"), value=None, options=None)
+    assert emit._must_fold(item, [SimpleNamespace(node=None)]) is (
+        role == "weight" and (alone or off or format == "int32")
+    )
+
+
+@pytest.mark.parametrize(("bins", "memory", "disk", "expected"), [
+    (None, False, False, {"keep"}), (512, False, False, {"bins", "keep"}), (None, True, True, set()),
+    (512, True, True, {"bins"}), (None, True, False, {"keep"}), (0, True, True, {"keep"}),
+])  # fmt: skip
+def test_values_are_kept_for_methods_that_look_twice(bins: Any, memory: bool, disk: bool, expected: set[str]) -> None:
+    """Unless both options that save memory are on; without bins the values are all there is."""
+    method = settings._LOOK_TWICE[0] if isinstance(settings._LOOK_TWICE, tuple) else next(iter(settings._LOOK_TWICE))
+    options: Any = SimpleNamespace(NumBins=bins, CalibOptimizeMem=memory, CalibOptimizeDisk=disk)
+    found = settings._statistic(method, options, lambda: None)  # type: ignore[arg-type, return-value]
+    assert set(found) == expected and found.get("bins") == (bins or None)
+
+
+@pytest.mark.parametrize(("known", "written"), [(True, True), (False, True), (True, False)])
+def test_branches_without_a_position_move_nothing(known: bool, written: bool) -> None:
+    node = ir.node("Concat", [ir.Value(name="a"), ir.Value(name="b")])
+    at: Any = SimpleNamespace(
+        read=lambda node, slot: ("a", "b" if known else None)[slot], always_zero=lambda name: False
+    )
+    at.written, at.of = lambda node: "y" if written else None, {"a": 5, "b": 3, "y": 4}.get
+    moves = dict(rules.align_concat(node, at))
+    assert moves == ({"y": 3, "a": 3, "b": 3} if known and written else {})
+
+
+@pytest.mark.parametrize("values", [[1.0, 0.0, -2.0], [0.0, 0.0, 0.0]])
+def test_the_range_of_a_constant_is_that_of_its_values(values: list[float]) -> None:
+    plan = Plan()
+    tensor = TensorPlan("w", "weight", TensorSpec("int8"), "", "w")
+    parameters._set_weight(plan, tensor, np.array(values, np.float32), False, None)
+    assert [float(side) for side in plan.tensors["w"].range or ()] == [min(values), max(values)]
+
+
+@pytest.mark.parametrize(("scale", "zero", "expected"), [
+    (1 / 256, "INT8", False), (1 / 257, "INT8", True), (1 / 128, "INT8", False), (1 / 128, "UINT8", True),
+    (1 / 128, None, True),
+])  # fmt: skip
+def test_softmax_over_an_axis_of_unknown_length(scale: float, zero: str | None, expected: bool) -> None:
+    """Signed codes from 1 / 256 on are those of devices; others may sum too few entries."""
+    model = named("g (float[n] x) => (float[n] y) { y = Softmax (x) }")
+    node = model.graph[0]
+    node.inputs[0].shape = None  # type: ignore[union-attr]
+    step, point = constant(), constant(alone=True)
+    step.const_value = ir.tensor(np.array(scale, np.float32))
+    point.type = ir.TensorType(ir.DataType[zero or "INT8"])
+    model.graph.append(ir.node("QuantizeLinear", [node.outputs[0], step, *([point] if zero else [])]))
+    assert runtime_faults._overflows(node, 17) is expected
