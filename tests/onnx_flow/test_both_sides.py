@@ -103,11 +103,12 @@ def test_results_that_are_never_negative_are_unsigned(body: str, target: str, as
 
 
 @pytest.mark.parametrize(("shape", "given", "expected"), [
-    ((4, 3), Channel(0), Channel(1)), ((4, 3), Tensor(), Tensor()), ((4,), Channel(0), Tensor()), ((4,), Tensor(), Tensor()),
+    ((4, 3), Channel(0), Channel(1)), ((4, 3), Tensor(), Tensor()), ((4,), Channel(0), Tensor()),
+    ((4,), Tensor(), Tensor()),
 ])  # fmt: skip
 def test_weights_have_the_channels_of_their_operator(shape: tuple[int, ...], given: Any, expected: Any) -> None:
     node = ir.node("MatMul", [ir.Value(name="x"), constant(*shape)])
-    job: Any = SimpleNamespace(options=SimpleNamespace())
+    job: Any = SimpleNamespace(options=SimpleNamespace(QDQOpTypePerChannelSupportToAxis={}))
     found = place._for_weight(TensorSpec("int8", granularity=given), node, OP_RULES["MatMul"], constant(*shape), job)
     assert found.granularity == expected
 

@@ -128,8 +128,7 @@ def reduced(node: ir.Node) -> int | None:
 
 def mean_factor(count: int) -> float:
     """n K / 2**s for a mean of ``count`` values."""
-    shifts = np.arange(PRECISION + math.ceil(math.log2(count))) if count > 1 else np.zeros(1)
-    powers = np.exp2(shifts)
+    powers = np.exp2(np.arange(PRECISION + math.ceil(math.log2(count))))
     found = np.rint(powers / count) / powers
     return float(count * found[np.argmin(np.abs(found - 1 / count))])
 

@@ -1,0 +1,225 @@
+"""Conditions of several parts in the ONNX rules: what happens where only one of them holds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from tests.onnx_flow import models
+from tests.onnx_flow.test_asked_directly import named, planned
+from tests.onnx_flow.test_rules_directly import constant
+
+from quark.config.plan import Plan, TensorPlan
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError
+from quark.onnx.npu import adapt, rules
+from quark.onnx.npu.positions import Positions
+from quark.onnx.qdq import (
+    activation_nodes,
+    emit,
+    floats,
+    masks,
+    outputs,
+    parameters,
+    place,
+    recurrent,
+    runtime_faults,
+)
+
+
+@pytest.mark.parametrize(("fill", "expected"), [
+    (-1e9, True), (0.0, False), (None, False), (np.int64(-(10**9)), False),
+])  # fmt: skip
+def test_a_tensor_filled_with_one_number_is_a_mask_where_that_is_far_out(fill: Any, expected: bool) -> None:
+    attributes = {}
+    if fill is not None:
+        kind = np.int64 if isinstance(fill, np.int64) else np.float32
+        attributes = {"value": ir.tensor(np.array([fill], kind))}
+    node = ir.node("ConstantOfShape", [ir.Value(name="s")], attributes=attributes)
+    node.outputs[0].type = ir.TensorType(ir.DataType.INT64 if isinstance(fill, np.int64) else ir.DataType.FLOAT)
+    assert masks.reads_mask(ir.node("Add", [ir.Value(name="x"), node.outputs[0]])) is expected
+
+
+@pytest.mark.parametrize("suited", [(True, True), (True, False), (False, False)])
+def test_a_recurrent_layer_computes_in_integers_where_both_weights_suit(
+    suited: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = named("g (float[4, 1, 2] x) => (float[4, 1, 1, 3] y) { y = LSTM<hidden_size = 3> (x, w, r) }",
+                  {"w": models.normal(1, 12, 2), "r": models.normal(1, 12, 3)})  # fmt: skip
+    monkeypatch.setattr(recurrent, "_suits", lambda tensor, node: dict(zip("wr", suited, strict=True))[tensor.name])
+    plan = Plan()
+    assert recurrent.dynamic_nodes(model, plan) == []
+    plan.put(planned("w", "weight"))
+    assert recurrent.dynamic_nodes(model, plan) == []
+    plan.put(planned("r", "weight"))
+    assert len(recurrent.dynamic_nodes(model, plan)) == all(suited)
+
+
+@pytest.mark.parametrize("given", ["OpTypesToQuantize", "NodesToQuantize"])
+def test_recurrent_layers_stay_where_others_are_asked_for(given: str) -> None:
+    options = SimpleNamespace(**{"OpTypesToQuantize": [], "NodesToQuantize": [], given: ["Conv"]})
+    job: Any = SimpleNamespace(options=options)
+    recurrent.store_weights(None, None, job, {})  # type: ignore[arg-type]  # nothing is looked at
+
+
+@pytest.mark.parametrize(("op_type", "npu", "wide", "expected"), [
+    ("MatMul", False, False, True), ("MatMul", True, False, True), ("Abs", False, False, None),
+    ("Abs", True, False, None), ("NoSuchOp", True, True, False),
+])  # fmt: skip
+def test_operators_that_are_quantized_unasked(
+    op_type: str, npu: bool, wide: bool, expected: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the extended set only for devices and in other widths than eight bits."""
+    monkeypatch.setattr(place, "_in_eight_bits", lambda job: not wide)
+    extended = next(name for name, rule in place.OP_RULES.items() if rule.op_set == "extended")
+    options = SimpleNamespace(
+        QuantizeAllOpTypes=False, ExtraOpTypesToQuantize=[], OpTypesToQuantize=[], EnableNPUTransformer=False
+    )
+    job: Any = SimpleNamespace(options=options, npu=npu)
+    name, expected = (extended, npu or wide) if expected is None else (op_type, expected)
+    assert place._in_op_set(name, job) is expected
+    assert place._in_op_set(extended, SimpleNamespace(options=options, npu=False)) is wide  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("range", "zero"), [
+    ((0.0, 0.0), True), ((0.0, 3.0), False), ((-1.0, 0.0), False), (None, False),
+])  # fmt: skip
+def test_a_tensor_is_always_zero_where_both_ends_are(range: Any, zero: bool) -> None:
+    plan = Plan()
+    plan.put(planned("x", range=range))
+    assert Positions(plan).always_zero("x") is zero
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2, 3, None])
+def test_shifts_are_of_layers_whose_tensors_all_have_positions(missing: int | None) -> None:
+    """Input, weight, bias and output; of a sum all operands."""
+    names = [None if k == missing else name for k, name in enumerate(("x", "w", "b", "y"))]
+    at: Any = SimpleNamespace(always_zero=lambda name: False, written=lambda node: names[3])
+    at.read = lambda node, slot, channels=False: names[slot]
+    at.of = {"x": 5, "w": 30, "b": 40, "y": 3}.get
+    conv = ir.node("Conv", [ir.Value(name=str(k)) for k in range(3)])
+    assert len(list(rules.shift_bias(conv, at))) == (missing is None)
+    assert len(list(rules.shift_cut(conv, at))) == (missing not in (0, 1, 3))
+    add = ir.node("Add", [ir.Value(name=str(k)) for k in range(2)])
+    assert len(list(rules.shift_read(add, at))) == (missing not in (0, 1))
+    assert list(rules.shift_read(ir.node("Add", [ir.Value(name="0")]), at)) == []
+
+
+@pytest.mark.parametrize(("version", "closed"), [(20, False), (21, True), (22, True)])
+def test_pairs_are_closed_from_opset_21_on(version: int, closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    for name in ("_close_pairs", "_put_copies"):
+        monkeypatch.setattr(runtime_faults, name, lambda model, names, name=name: seen.append(name))
+    runtime_faults.work_around_faults(named("g (float[2] x) => (float[2] y) { y = Relu (x) }", opset=version))
+    assert ("_close_pairs" in seen) is closed
+
+
+@pytest.mark.parametrize(("body", "expected"), [
+    ("q = QuantizeLinear (a, s)", True), ("b = Relu (a) q = QuantizeLinear (b, s)", True),
+    ("b = Relu (a) c = Relu (b) q = QuantizeLinear (c, s)", False), ("b = Neg (a) q = QuantizeLinear (b, s)", False),
+])  # fmt: skip
+def test_one_relu_between_a_node_and_its_codes(body: str, expected: bool) -> None:
+    model = named(f"g (float[2] x) => (uint8[2] q) {{ a = Abs (x) {body} }}", {"s": np.array(0.5, np.float32)})
+    assert runtime_faults._is_quantized(model.graph[0]) is expected
+
+
+@pytest.mark.parametrize(("op_type", "domain", "fine", "expected"), [
+    ("GlobalAveragePool", "", 1.0, True), ("GlobalAveragePool", "", 0.9, False),
+    ("GlobalAveragePool", "own", 1.0, False), ("Abs", "", 1.0, False),
+])  # fmt: skip
+def test_averages_whose_scale_the_runtime_refuses(
+    op_type: str, domain: str, fine: float, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scale 256 times finer than that of what is averaged."""
+    read, made = constant(), constant()
+    read.const_value = ir.tensor(np.array(0.5 * fine, np.float32))
+    made.const_value = ir.tensor(np.array(0.5 / 256, np.float32))
+    origin = ir.node("DequantizeLinear", [ir.Value(name="c"), read])
+    node = ir.node(op_type, [origin.outputs[0]], domain=domain)
+    ir.Graph([], [], nodes=[origin, node, ir.node("QuantizeLinear", [node.outputs[0], made])])
+    monkeypatch.setattr(runtime_faults, "_origin", lambda source: origin)
+    assert runtime_faults._is_much_finer(node, origin) is expected
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1, True), (2, True), (3, False)])
+def test_softmax_over_two_entries_or_one(length: int, expected: bool) -> None:
+    model = named(f"g (float[{length}] x) => (float[{length}] y) {{ y = Softmax (x) }}")
+    step = constant()
+    step.const_value = ir.tensor(np.array(1.0, np.float32))
+    model.graph.append(ir.node("QuantizeLinear", [model.graph[0].outputs[0], step]))
+    assert runtime_faults._overflows(model.graph[0], 17) is expected
+
+
+@pytest.mark.parametrize(("npu", "asked"), [(True, True), (True, False), (False, True), (False, False)])
+def test_limits_of_the_device_hold_where_they_are_asked_for(
+    npu: bool, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapt, "simulate", lambda model, plan, job: [])
+    monkeypatch.setattr(adapt, "limit", lambda model, plan, rules, rounds: "limited")
+    monkeypatch.setattr(adapt, "set_biases", lambda model, plan: None)
+    job: Any = SimpleNamespace(npu=npu, options=SimpleNamespace(NPULimitationCheck=asked, MaxLoopNum=1))
+    for rule in rules.RULES:
+        setattr(job.options, rule.option, None)
+    assert adapt.adapt(None, None, job) == (["limited"] if npu and asked else [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("why", ["power_of_two", "ForceQuantizeNoInputCheck", "EnableVaimlBF16"])
+def test_outputs_stay_quantized_where_one_reason_asks_for_it(why: str) -> None:
+    flags = dict.fromkeys(("ForceQuantizeNoInputCheck", "EnableVaimlBF16"), False) | {"FloatOutputs": None}
+    job: Any = SimpleNamespace(power_of_two=why == "power_of_two", target="npu", options=SimpleNamespace(**flags))
+    if why != "power_of_two":
+        setattr(job.options, why, True)
+    outputs.leave_float(None, None, job)  # type: ignore[arg-type]  # nothing is looked at
+
+
+@pytest.mark.parametrize(("dtype", "asked", "expected"), [
+    ("FLOAT16", True, True), ("FLOAT16", False, False), ("FLOAT16", None, False), ("FLOAT", True, False),
+])  # fmt: skip
+def test_float16_is_quantized_in_float32_where_that_is_asked_for(
+    dtype: str, asked: bool | None, expected: bool
+) -> None:
+    value = ir.Value(name="x", type=ir.TensorType(ir.DataType[dtype]))
+    item: Any = SimpleNamespace(value=value, options=SimpleNamespace(UseFP32Scale=asked))
+    assert emit._is_wide(item) is expected
+
+
+@pytest.mark.parametrize(("scales", "told"), [
+    ([1.0, 1.0], None), ([1.0, 1.2], "2"), ([0.85, 1.0], "1"), ([1.05, 0.95], None),
+])  # fmt: skip
+def test_one_scale_that_16_bits_do_not_hold_is_refused(scales: list[float], told: str | None) -> None:
+    exact = np.array([1e-6, 2e-6])
+    if told is None:
+        parameters._check_int16(np.array(scales) * exact, exact)
+        return
+    with pytest.raises(ConfigError, match=f"Int16Scale cannot represent the scale {told}e-06"):
+        parameters._check_int16(np.array(scales) * exact, exact)
+
+
+def test_reasons_are_given_to_float_tensors_that_have_none() -> None:
+    model, plan = named("g (float[2] x) => (float[2] y) { a = Relu (x) b = Exp (a) y = Abs (b) }"), Plan()
+    plan.put(planned("a"))
+    plan.floats["b"] = "told before"
+    floats.note_floats(model, plan)
+    assert set(plan.floats) == {"x", "b", "y"} and plan.floats["b"] == "told before"
+
+
+@pytest.mark.parametrize(("asked", "format", "clipped"), [
+    (True, "bfloat16", True), (False, "bfloat16", False), (True, "float16", False), (False, "float16", False),
+])  # fmt: skip
+def test_bfloat16_is_clipped_where_that_is_asked_for(asked: bool, format: str, clipped: bool) -> None:
+    value = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2]))
+    tensor = TensorPlan("x", "activation", TensorSpec(format), "", "x")
+    made: list[tuple[str, float]] = []
+
+    def bounds(name: str, largest: float) -> list[ir.Value]:
+        made.append((name, largest))
+        return [ir.Value(name="lo"), ir.Value(name="hi")]
+
+    item: Any = SimpleNamespace(value=value, tensor=tensor, name="x", options=SimpleNamespace(BF16WithClip=asked))
+    item.parameters = SimpleNamespace(bounds=bounds, names=SimpleNamespace(fresh=lambda name: name))
+    found = activation_nodes._clip(item)
+    assert [node.op_type for node in found] == (["Clip"] if clipped else [])
+    assert made == ([("bfloat16", float.fromhex("0x1.fep127"))] if clipped else [])
