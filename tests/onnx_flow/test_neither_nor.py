@@ -13,12 +13,20 @@ from tests.onnx_flow.test_asked_directly import named, planned
 from tests.onnx_flow.test_rules_directly import constant
 
 from quark.config.plan import Plan, TensorPlan
-from quark.config.tensor import TensorSpec
+from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
-from quark.onnx.npu import adapt, rules
+from quark.numerics.granularity import Channel
+from quark.onnx import QConfig
+from quark.onnx.graph.model import load
+from quark.onnx.graph.surgery import Names
+from quark.onnx.npu import adapt, rules, softmax
 from quark.onnx.npu.positions import Positions
+from quark.onnx.pipeline import prepare
 from quark.onnx.qdq import (
     activation_nodes,
+    align,
+    biases,
+    dynamic,
     emit,
     floats,
     masks,
@@ -27,7 +35,10 @@ from quark.onnx.qdq import (
     place,
     recurrent,
     runtime_faults,
+    slots,
+    tables,
 )
+from quark.onnx.qdq.op_rules import OP_RULES
 
 
 @pytest.mark.parametrize(("fill", "expected"), [
@@ -223,3 +234,73 @@ def test_bfloat16_is_clipped_where_that_is_asked_for(asked: bool, format: str, c
     found = activation_nodes._clip(item)
     assert [node.op_type for node in found] == (["Clip"] if clipped else [])
     assert made == ([("bfloat16", float.fromhex("0x1.fep127"))] if clipped else [])
+
+
+@pytest.mark.parametrize(("kind", "constant_", "expected"), [
+    ("FLOAT", True, True), ("FLOAT", False, False), ("INT32", True, False), ("INT32", False, False),
+])  # fmt: skip
+def test_a_bias_is_a_float_constant(kind: str, constant_: bool, expected: bool) -> None:
+    bias = constant(2) if constant_ else ir.Value(name="b", shape=ir.Shape([2]))
+    bias.type = ir.TensorType(ir.DataType[kind])
+    node = ir.node("Conv", [ir.Value(name="x"), ir.Value(name="w"), bias])
+    assert (slots.bias_input(node, OP_RULES["Conv"]) is bias) is expected
+
+
+@pytest.mark.parametrize(("npu", "checked"), [(True, True), (True, False), (False, False)])
+def test_operators_are_aligned_for_other_targets_that_ask_for_it(npu: bool, checked: bool) -> None:
+    job: Any = SimpleNamespace(npu=npu, options=SimpleNamespace(NPULimitationCheck=checked))
+    align.align(None, None, job)  # type: ignore[arg-type]  # nothing is looked at
+
+
+@pytest.mark.parametrize(("wanted", "pairs"), [(False, False), (True, True), (False, True)])
+def test_tables_stay_float_unasked_or_beside_pairs_on_weights(wanted: bool, pairs: bool) -> None:
+    job: Any = SimpleNamespace(options=SimpleNamespace(QuantizeEmbeddings=wanted, AddQDQPairToWeight=pairs))
+    tables.store_tables(None, None, job, {}, [])  # type: ignore[arg-type]  # nothing is looked at
+
+
+def test_only_float_constants_are_tables() -> None:
+    spec = TensorSpec("int8", granularity=Channel(0))
+    computed = ir.Value(name="t", shape=ir.Shape([2048, 32]), type=ir.TensorType(ir.DataType.FLOAT))
+    numbers = constant(2048, 32)
+    numbers.type = ir.TensorType(ir.DataType.INT64)
+    for table in (computed, numbers):
+        ir.node("Gather", [table, ir.Value(name="i")])
+        assert not tables._suits(table, Plan(), spec)
+
+
+@pytest.mark.parametrize("kind", ["float", "float16"])
+def test_the_steps_of_a_softmax_end_in_its_type(kind: str) -> None:
+    model = named(f"g ({kind}[2, 3] x) => ({kind}[2, 3] y) {{ y = Softmax (x) }}")
+    node = model.graph[0]
+    softmax.rewrite(node, node, Names(model))
+    last = model.graph.outputs[0].producer()
+    assert last is not None and last.op_type == "Cast"
+    assert last.attributes["to"].as_int() == int(ir.DataType.FLOAT16 if kind == "float16" else ir.DataType.FLOAT)
+
+
+@pytest.mark.parametrize("missing", [None, "inputs", "weight", "plan"])
+def test_a_bias_has_the_product_of_two_scales_where_there_are_two(missing: str | None) -> None:
+    node = named("g (float[1, 4, 5, 5] x) => (float[1, 4, 5, 5] y) { y = Conv (x, w, b) }",
+                 {"w": models.normal(4, 4, 1, 1), "b": models.normal(4)}).graph[0]  # fmt: skip
+    plan = Plan()
+    for name, role in (("x", "activation"), ("w", "weight")):
+        if not (missing == "plan" and name == "w"):
+            plan.put(planned(name, role))
+    spec = TensorSpec("int8")
+    layer = LayerSpec(None if missing == "inputs" else spec, None if missing == "weight" else spec, None, None)
+    bias = node.inputs[2]
+    assert bias is not None
+    found = biases.shared_scale(node, layer, bias, plan)
+    assert (None if found is None else found.name) == ("w" if missing is None else None)
+
+
+def test_a_dynamic_plan_knows_its_nodes_by_name() -> None:
+    text = "g (float[3, 6] x) => (float[3, 6] z) { y = MatMul (x, w) z = MatMul (y, v) }"
+    weights = {"w": models.normal(6, 6), "v": models.normal(6, 6, seed=1)}
+    job = QConfig.get_default_config("UINT8_DYNAMIC_QUANT").compile()
+    prepared = prepare(load(models.model(text, weights, 17)), job)
+    plan = dynamic.place_dynamic(prepared.model, prepared.job)
+    names = [str(node.name) for node in prepared.model.graph]
+    assert [(name, node.name, node.quantized) for name, node in plan.nodes.items()] == [(n, n, True) for n in names]
+    readers = {tensor.name: tensor.readers for tensor in plan if tensor.readers is not None}
+    assert readers == {"x": {names[0]}, "w": {names[0]}, "y": {names[1]}, "v": {names[1]}}

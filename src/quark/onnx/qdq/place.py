@@ -331,7 +331,7 @@ def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value,
     channel, reduce = weight_axes(node, rule)
     size = block_size(spec)
     if size is not None:
-        return replace(spec, granularity=Group(reduce % rank if rank > 1 else 0, size))
+        return replace(spec, granularity=Group(reduce % max(rank, 1), size))
     if rank < 2 or isinstance(spec.granularity, Tensor):
         return replace(spec, granularity=Tensor())
     granularity: Granularity = spec.granularity
