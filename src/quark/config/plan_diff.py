@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -16,6 +16,7 @@ from quark.files.untrusted import Schema, checked
 from quark.reading import DAMAGED_TEXT, parse_json, read_text, reason_of
 
 LARGEST = 1 << 28  # bytes of a plan file: some 500,000 tensors
+_Pair = Annotated[list[Any], Field(min_length=2, max_length=2)]
 
 
 class _Spec(Schema):
@@ -40,10 +41,10 @@ class _Tensor(Schema):
     group: str
     observed: bool
     readers: list[str] | None
-    fixed_range: list[Any] | None
-    given: list[Any] | None
-    bias_of: list[str] | None
-    range: list[Any] | None
+    fixed_range: _Pair | None
+    given: _Pair | None
+    bias_of: Annotated[list[str], Field(min_length=2, max_length=2)] | None
+    range: _Pair | None
     scale: Any
     zero_point: Any
     changes: list[str]
