@@ -90,6 +90,25 @@ class Attention(nn.Module):
         return self.put(scores, self.upper).softmax(-1) @ self.value(x)
 
 
+class Angles(nn.Module):
+    """Sines of what ``angle`` makes of the input's numbers."""
+
+    def __init__(self, angle: Callable[[torch.Tensor, nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.layer, self.angle = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), angle
+        self.register_buffer("directions", 10.0 ** -torch.arange(0, 4, 4 / WIDTH)[None], persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = self.angle(x, self.layer, self.directions)
+        return self.inner(torch.cat([angles.sin(), angles.cos()], -1))
+
+
+ANGLES: dict[str, Callable[[torch.Tensor, nn.Module, torch.Tensor], torch.Tensor]] = {
+    "a product": lambda x, layer, rows: (x[..., :1] * 300) @ rows,
+    "a factor": lambda x, layer, rows: x[..., :1] * 300 * rows,
+    "a layer": lambda x, layer, rows: layer(x) * 2,
+    "a layer alone": lambda x, layer, rows: layer(x * 2).transpose(0, 1).transpose(0, 1),
+}
 MASKS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "a buffer": lambda scores, upper: scores + upper,
     "filled": lambda scores, upper: scores.masked_fill(upper != 0, -1e9),
@@ -113,6 +132,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "norm": Norm,
     "standardized": Standardized,
     "standardized by statistics": ByStatistics,
+    **{f"angle: {name}": (lambda angle=angle: Angles(angle)) for name, angle in ANGLES.items()},
     **{f"mask: {name}": (lambda put=put: Attention(put)) for name, put in MASKS.items()},
 }
 

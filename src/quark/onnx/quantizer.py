@@ -33,7 +33,10 @@ class ModelQuantizer:
 
     def __init__(self, config: QConfig | Config) -> None:
         if not isinstance(config, (QConfig, Config)):
-            raise ConfigError(f"ModelQuantizer needs a QConfig or a Config, not {config!r}")
+            given = type(config).__name__
+            raise ConfigError(
+                f"ModelQuantizer needs a QConfig or a Config, not {given}; a Config holds a global config"
+            )
         self.config = config
         self.result: Result | None = None
 

@@ -27,7 +27,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.graph.surgery import attribute, float_attribute, input_at, int_attribute, is_constant, operand, own_copy
 from quark.onnx.qdq import slots
-from quark.onnx.qdq.index_paths import computes_shapes
+from quark.onnx.qdq.angles import no_data
 from quark.onnx.qdq.selection import bound, passed_over
 
 Reason = str | None
@@ -128,10 +128,10 @@ def place_dynamic(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) ->
     Raises:
         ConfigError: a name or pattern of the configuration matches nothing.
     """
-    plan, decisions, shaping = Plan(), bound(model, job, before), computes_shapes(model)
+    plan, decisions, left = Plan(), bound(model, job, before), no_data(model)
     for node in list(model.graph):
         decision = decisions[node.name or ""]
-        why = decision.reason if decision.layer is None else _why_float(node, decision.layer, job, node in shaping)
+        why = decision.reason if decision.layer is None else _why_float(node, decision.layer, job, left.get(node))
         reason = why or decision.reason
         plan.nodes[node.name or ""] = NodePlan(node.name or "", node.op_type, why is None, reason)
         if why is None and decision.layer is not None:
@@ -139,14 +139,14 @@ def place_dynamic(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) ->
     return plan
 
 
-def _why_float(node: ir.Node, layer: LayerSpec, job: Job, shaping: bool) -> Reason:
+def _why_float(node: ir.Node, layer: LayerSpec, job: Job, no_data: Reason) -> Reason:
     rule = DYNAMIC_RULES.get(node.op_type)
     if slots.STAYS_FLOAT not in node.meta and (node.domain not in ("", "ai.onnx") or rule is None):
         return "ONNX Runtime has no dynamic kernel for it"
     if (listed := passed_over(node, job.options)) is not None or rule is None:
         return listed
-    if shaping:
-        return "it computes a shape or an index"
+    if no_data is not None:
+        return no_data
     read = [input_at(node, position) for position in {*rule.data, *rule.weights}]
     if layer.weight is None or any(value is None or value.dtype != ir.DataType.FLOAT for value in read):
         return "it computes on other types than float32"

@@ -40,7 +40,7 @@ from quark.onnx.graph.surgery import (
     tensor_of,
 )
 from quark.onnx.qdq import slots
-from quark.onnx.qdq.index_paths import computes_shapes
+from quark.onnx.qdq.angles import no_data
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, WeightGroups, on_grid
 from quark.onnx.qdq.selection import bound, passed_over
 
@@ -57,24 +57,26 @@ def place_nbits(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> P
     """
     nbits = parse_nbits(job.options.MatMulNBitsParams)
     check_name("Algorithm in MatMulNBitsParams", nbits.Algorithm, ALGORITHMS)
-    plan, decisions, shaping = Plan(), bound(model, job, before), computes_shapes(model)
+    plan, decisions, left = Plan(), bound(model, job, before), no_data(model)
     for node in model.graph:
         decision = decisions[node.name or ""]
-        why = decision.reason if decision.layer is None else _why_float(node, nbits, job.options, node in shaping)
+        why = decision.reason if decision.layer is None else _why_float(node, nbits, job.options, left.get(node))
         plan.nodes[node.name or ""] = NodePlan(node.name or "", node.op_type, why is None, why or "UseMatMulNBits")
         if why is None:
             _add(node, nbits, plan)
     return plan
 
 
-def _why_float(node: ir.Node, nbits: NBits, options: Options, shaping: bool) -> str | None:
+def _why_float(node: ir.Node, nbits: NBits, options: Options, no_data: str | None) -> str | None:
     if slots.STAYS_FLOAT not in node.meta and (node.domain not in ("", "ai.onnx") or node.op_type not in WEIGHTS):
         return "UseMatMulNBits stores the weights of MatMul, Gemm and Gather only"
     if (listed := passed_over(node, options)) is not None:
         return listed
     weight = input_at(node, WEIGHTS[node.op_type])
-    if weight is None or not (slots.is_float(weight) and is_constant(weight)) or shaping:
+    if weight is None or not (slots.is_float(weight) and is_constant(weight)):
         return "it has no constant weight"
+    if no_data is not None:
+        return no_data
     if len(weight.shape or ()) != 2:
         return f"its weight has {len(weight.shape or ())} axes, and the operator takes a matrix"
     if node.op_type == "Gemm" and (int_attribute(node, "transA", 0) or _scaled(node)):

@@ -4,6 +4,7 @@ computed alone     what depends on no input of the model, such as positions. Who
                    an input; weights of layers are lifted before
 divisors           what makes a divisor (variance, norm, temperatures of a position): a small one rounded to 0 divides
                    to infinity
+angles             what a sine or cosine is taken of: positions times frequencies, which 8 bits step by radians
 masks              what carries a mask, from the node that puts it in to the one that makes small numbers of it
 """
 
@@ -14,16 +15,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from quark.numerics.masks import FAR_ABOVE, MASK_VALUE, is_mask
 from quark.torch.graph.calls import is_real, operator
 from quark.torch.graph.fixed import FixedTensors
-from quark.torch.graph.operators import PASSES
+from quark.torch.graph.operators import JOINS, PASSES
 
 ALONE = "it is computed from no input of the model"
 DIVIDES = "it makes a divisor, which may not be rounded to 0"
 MASKED = "it carries a mask, whose large numbers leave the values beside them no resolution"
+ANGLE = "a sine or cosine is taken of its result, and a rounded angle is another angle"
+_TAKES_ANGLES = frozenset(("sin", "cos", "tan"))
+_LEADS_TO_ANGLES = PASSES | JOINS | frozenset(("add", "sub", "rsub", "mul", "div", "neg", "to", "_to_copy"))
+_PRODUCTS = frozenset(("matmul", "bmm", "mm", "einsum"))
+#: Products over so few numbers are of coordinates, not of features.
+_COORDINATES = 4
 #: Operator -> the argument that it divides by, or of which it takes the logarithm.
 _DIVISORS = {"div": 1, "reciprocal": 0, "rsqrt": 0, "log": 0, "log2": 0, "log10": 0}
 #: Operators between a tensor and a divisor made from it: the statistics of a normalization.
@@ -60,8 +68,10 @@ def float_nodes(model: GraphModule) -> LeftFloat:
     """What of a lifted graph stays float."""
     divisors, fixed = frozenset(_divisors(model)), FixedTensors.of(model, model.graph)
     carriers, readers = _masked(model, fixed)
-    nodes = dict.fromkeys(readers, MASKED) | dict.fromkeys(_making({made for _, made in divisors}), DIVIDES)
-    return LeftFloat({**nodes, **dict.fromkeys(fixed.computed, ALONE)}, frozenset(carriers), divisors)
+    angles, tensors = _angles(model)
+    nodes = dict.fromkeys(angles, ANGLE) | dict.fromkeys(readers, MASKED)
+    nodes |= dict.fromkeys(_making({made for _, made in divisors}), DIVIDES)
+    return LeftFloat({**nodes, **dict.fromkeys(fixed.computed, ALONE)}, frozenset(carriers | tensors), divisors)
 
 
 def _divisors(model: GraphModule) -> Iterator[tuple[Node, Node]]:
@@ -83,6 +93,26 @@ def _making(divisors: set[Node]) -> set[Node]:
             found.add(node)
             pending += node.all_input_nodes
     return found
+
+
+# ---- angles ----------------------------------------------------------------------------------------------------------
+
+
+def _angles(model: GraphModule) -> tuple[set[Node], set[Node]]:
+    """The nodes that make angles and nothing else, and all whose results are angles."""
+    nodes, made = set[Node](), set[Node]()
+    for node in reversed(model.graph.nodes):
+        if node.users and all(user in nodes or operator(user) in _TAKES_ANGLES for user in node.users):
+            made.add(node)
+            if operator(node) in _LEADS_TO_ANGLES or _of_coordinates(model, node):
+                nodes.add(node)
+    return nodes, made
+
+
+def _of_coordinates(model: GraphModule, node: Node) -> bool:
+    linear = node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), nn.Linear)
+    value = node.all_input_nodes[0].meta.get("val") if linear or operator(node) in _PRODUCTS else None
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[-1] <= _COORDINATES
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------

@@ -201,7 +201,8 @@ def unused(layers: Mapping[str, Candidate], units: list[Pattern]) -> list[Candid
 def written_by(units: list[Pattern], floats: LeftFloat) -> dict[Node, Stages]:
     """The outputs that are quantized for all readers."""
     found = ((unit, unit.stages.get("output_tensors", ())) for unit in units if is_real(unit.end))
-    return {unit.end: stages for unit, stages in found if stages and unit.end not in floats.nodes}
+    left = {*floats.nodes, *floats.tensors}
+    return {unit.end: stages for unit, stages in found if stages and unit.end not in left}
 
 
 def reads(units: list[Pattern], written: Mapping[Node, Stages], floats: LeftFloat) -> Iterator[Read]:

@@ -1,0 +1,49 @@
+"""Angles: what a sine or cosine is taken of, such as positions times frequencies. A rounded angle is another angle.
+
+    position_ids → Cast → MatMul(frequencies) → Concat → Sin, Cos        rotary positions
+    timestep → Mul(frequencies) → Sin, Cos                               the time of a diffusion model
+    coordinates → MatMul(directions) → Mul(2 pi) → Sin, Cos              Fourier features
+    layer → Mul(30) → Sin                                                a network of sines
+
+8 bits over some 1,000 radians have steps of 4. Such tensors stay float, and the nodes that make nothing else; layers
+that lead to them are quantized, but for products of coordinates (a few numbers each), which cost nothing.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from quark.onnx.qdq.index_paths import computes_shapes
+from quark.onnx.qdq.op_rules import MOVES_VALUES
+
+SHAPE = "it computes a shape or an index"
+ANGLE = "a sine or cosine is taken of its result, and a rounded angle is another angle"
+_TAKES = frozenset(["Sin", "Cos", "Tan"])
+_LEADS = MOVES_VALUES | frozenset(["Add", "Concat", "Div", "Mul", "Neg", "Sub"])
+_PRODUCTS = frozenset(["MatMul", "Gemm"])
+#: Products over so few numbers are of coordinates, not of features.
+_COORDINATES = 4
+
+
+def makes_angles(model: ir.Model) -> tuple[set[ir.Node], set[ir.Value]]:
+    """The nodes that make angles and nothing else, and the tensors that hold them."""
+    nodes, values, results = set[ir.Node](), set[ir.Value](), set(model.graph.outputs)
+    for node in reversed(model.graph):
+        readers = [use.node for value in node.outputs for use in value.uses()]
+        if not readers or results.intersection(node.outputs):
+            continue
+        if all(reader in nodes or reader.op_type in _TAKES for reader in readers):
+            values.update(node.outputs)
+            if node.op_type in _LEADS or _of_coordinates(node):
+                nodes.add(node)
+    return nodes, values
+
+
+def no_data(model: ir.Model) -> dict[ir.Node, str]:
+    """The nodes that compute numbers of which none may be rounded, and why."""
+    return dict.fromkeys(makes_angles(model)[0], ANGLE) | dict.fromkeys(computes_shapes(model), SHAPE)
+
+
+def _of_coordinates(node: ir.Node) -> bool:
+    shape = None if node.op_type not in _PRODUCTS or node.inputs[0] is None else node.inputs[0].shape
+    return bool(shape) and isinstance(shape[-1], int) and shape[-1] <= _COORDINATES
