@@ -379,13 +379,13 @@ def test_why_a_node_of_the_dynamic_flow_stays_float(name: str, op_type: str) -> 
     node.domain = "my.own" if op_type == "custom" else ""
     job: Any = SimpleNamespace(options=Options(**given))
     layer = LayerSpec(TensorSpec("uint8"), TensorSpec("int8"), None, None)
-    found = dynamic._why_float(node, layer, job, False)
+    found = dynamic._why_float(node, layer, job, None)
     if op_type != "MatMul":
         assert found == "ONNX Runtime has no dynamic kernel for it"
     elif listed:
         assert listed in str(found)
     else:
-        assert found is None and dynamic._why_float(node, layer, job, True) == "it computes a shape or an index"
+        assert found is None and dynamic._why_float(node, layer, job, "no data") == "no data"
 
 
 def test_only_outputs_of_the_graph_that_everyone_reads_quantized_change_names() -> None:

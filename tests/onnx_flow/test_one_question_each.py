@@ -222,8 +222,8 @@ def test_the_dynamic_flow_is_one_of_float32(kind: str, expected: str | None) -> 
     node = named(f"g ({kind}[2, 4] x) => ({kind}[2, 3] y) {{ y = MatMul (x, w) }}", {"w": weight}).graph[0]
     job: Any = SimpleNamespace(options=Options())
     layer = LayerSpec(TensorSpec("uint8"), TensorSpec("int8"), None, None)
-    assert dynamic._why_float(node, layer, job, False) == expected
-    assert dynamic._why_float(node, LayerSpec(TensorSpec("uint8"), None, None, None), job, False) is not None
+    assert dynamic._why_float(node, layer, job, None) == expected
+    assert dynamic._why_float(node, LayerSpec(TensorSpec("uint8"), None, None, None), job, None) is not None
 
 
 @pytest.mark.parametrize("side, factor", [

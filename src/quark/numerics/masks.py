@@ -22,6 +22,7 @@ def is_mask(numbers: np.ndarray) -> bool:
 
     That number may stand there with both signs: bounds that let some values through.
     """
+    numbers = np.asarray(numbers, np.float64)  # bounds that half precision does not have
     if np.isinf(numbers).any():
         return True
     out = (numbers <= MASK_VALUE) | (numbers >= FAR_ABOVE)
