@@ -45,5 +45,6 @@ def no_data(model: ir.Model) -> dict[ir.Node, str]:
 
 
 def _of_coordinates(node: ir.Node) -> bool:
-    shape = None if node.op_type not in _PRODUCTS or node.inputs[0] is None else node.inputs[0].shape
-    return bool(shape) and isinstance(shape[-1], int) and shape[-1] <= _COORDINATES
+    first = node.inputs[0] if node.op_type in _PRODUCTS else None
+    axes = () if first is None or first.shape is None else tuple(first.shape)
+    return bool(axes) and isinstance(axes[-1], int) and axes[-1] <= _COORDINATES
