@@ -171,8 +171,7 @@ def in_memory(request: FolderJob, values: dict[str, Any], format: str, check: bo
     tokenizer = partial(load_tokenizer, request.model, remote)
     rows = read_ids(source.data, tokenizer) if source.data else []
     samples = calibration_samples(rows, source.seq_len, source.samples)
-    model = load_model(request.model, request.device, remote)
-    model = model if request.dtype is None else model.to(dtype_of(request.dtype))
+    model = load_model(request.model, request.device, remote, dtype_of(request.dtype))
     check_ids(model, [sample["input_ids"][0] for sample in samples])
     model = model.float() if format == "onnx" else model
     config = decided(model, request, values, format)

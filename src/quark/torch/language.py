@@ -39,10 +39,13 @@ NOT_RUN = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
 KINDS = (".txt", ".md", ".jsonl", ".npz", ".npy")
 
 
-def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = False) -> nn.Module:
-    """The model in a folder, in ``eval()``: a float one in its own type, or a quantized one.
+def load_model(
+    folder: Path, device: str = "cpu", trust_remote_code: bool = False, dtype: torch.dtype | None = None
+) -> nn.Module:
+    """The model in a folder, in ``eval()``: a float one in its own type or in ``dtype``, or a quantized one.
 
-    It is what ``config.json`` names, where transformers has that in a registry, or a language model.
+    It is what ``config.json`` names, where transformers has that in a registry, or a language model. A model that is
+    cast afterwards is another one: its rotary frequencies, and what transformers keeps in float32, would be cast too.
 
     Raises:
         ModelError: no model, pickled weights, or a model that transformers cannot load.
@@ -77,7 +80,7 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
         with told(folder, config, (OSError, ValueError)):
             loaded: Any = _kind(config).from_pretrained(
                 folder,
-                dtype="auto",
+                dtype="auto" if dtype is None else dtype,
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
                 use_safetensors=True,

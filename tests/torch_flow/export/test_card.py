@@ -74,6 +74,22 @@ def test_shards_and_types(folder: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float16"
 
 
+@pytest.mark.parametrize("format", ["quark", "compressed-tensors"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_is_measured_in_another_type_is_what_the_folder_answers(
+    dtype: str, format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that is cast after it was loaded has other rotary frequencies than one that is loaded in the type."""
+    llama(torch.float32, hidden_size=128, intermediate_size=256).save_pretrained(tmp_path / "tiny")
+    np.save(tmp_path / "ids.npy", np.arange(4 * 64).reshape(4, 64) % 256)
+    data = ["--data", str(tmp_path / "ids.npy"), "--seq-len", "64", "--json"]
+    given = ["--scheme", "int8_wo_per_channel", "--format", format, "--dtype", dtype, *data]
+    assert main(["torch", "quantize", str(tmp_path / "tiny"), "-o", str(tmp_path / "out"), *given]) == 0
+    measured = json.loads(capsys.readouterr().out)["perplexity_after"]
+    assert main(["torch", "evaluate", str(tmp_path / "out"), *data]) == 0
+    assert json.loads(capsys.readouterr().out)["perplexity"] == measured
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [(["--dtype", "bfloat"], "Did you mean 'bfloat16'"), (["--max-shard-size", "5"], "as in 5GB")],
