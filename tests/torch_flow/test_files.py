@@ -21,7 +21,9 @@ from safetensors.torch import load_file, save_file
 from quark.errors import ConfigError, DataError, ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
+from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.files import block_files, quantize_checkpoint, static
+from quark.torch.files.skeleton import read_skeleton
 from quark.torch.language import check_ids, load_model
 from quark.torch.quantization.config.config import QConfig, QLayerConfig
 
@@ -404,18 +406,40 @@ def test_eight_bits_without_a_scale_are_values_of_the_type_of_the_model(dtype: t
         quantize_checkpoint(tmp_path / "a", tmp_path / "other", config)
 
 
-@pytest.mark.parametrize("kind", ["nemotron_h", "bamba"])
-def test_a_prefix_that_is_renamed_is_no_missing_one(kind: str, tmp_path: Path) -> None:
-    """Files of Nemotron-H say ``backbone`` where the model says ``model``: they were taken for those of its body."""
+KINDS = {
+    "nemotron_h": "a prefix that is renamed is no missing one",
+    "bamba": "states of convolutions",
+    "neomme": "a float layer that is tied to a quantized one has a tensor of its own",
+    "hunyuan_v1_moe": "a router within a module of its own stays float beside experts that are taken apart",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_types_that_files_and_memory_treated_differently(kind: str, tmp_path: Path) -> None:
     from tests.consumers import tiny
 
     tiny.made(kind, dict(tiny.model_types())[kind], {}).save_pretrained(tmp_path / "source")
     model = load_model(tmp_path / "source")
-    config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel")
-    quantize_checkpoint(tmp_path / "source", tmp_path / "files", config)
+    skeleton = read_skeleton(read_checkpoint(tmp_path / "source")).model
+    config, of_files = (LLMTemplate.for_model(one).get_config("int8_wo_per_channel") for one in (model, skeleton))
+    quantize_checkpoint(tmp_path / "source", tmp_path / "files", of_files)
     export_safetensors(ModelQuantizer(config).quantize_model(model), tmp_path / "memory")
     found, wanted = (load_file(tmp_path / name / "model.safetensors") for name in ("files", "memory"))
     assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in found)
+
+
+def test_a_head_that_is_tied_to_a_quantized_embedding_stays_with_its_values(tmp_path: Path) -> None:
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**HEADS, "tie_word_embeddings": True})).eval()
+    model.save_pretrained(tmp_path / "source")
+    config = replace(
+        LLMTemplate.get("llama").get_config("int8_wo_per_channel"),
+        layer_quant_config={
+            "*embed_tokens": LLMTemplate.get("llama").get_config("int8_wo_per_channel").global_quant_config
+        },
+    )
+    quantize_checkpoint(tmp_path / "source", tmp_path / "files", config)
+    wanted = ModelQuantizer(config).quantize_model(load_model(tmp_path / "source"))(IDS).logits
+    assert torch.equal(load_model(tmp_path / "files")(IDS).logits, wanted)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,20 @@ def test_codes_go_from_every_format_into_every_other_one(scheme: tuple[str, Any]
                 assert all(torch.equal(found[key], expected[key].to(found[key].dtype)) for key in found)
 
 
+def test_a_cache_goes_from_every_format_into_every_other_one(tmp_path: Path) -> None:
+    """A folder of ours names the layers that make it: formats in which all layers are alike refused it."""
+    formats = ("quark", "fp8", "modelopt", "compressed-tensors")
+    model = quantized(llama(**SIZES), LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme="fp8"))
+    wanted = logits(model)
+    for first in formats:
+        write(model, tmp_path / first, first)
+        for second in formats:
+            goal = tmp_path / f"{first} to {second}"
+            convert(tmp_path / first, goal, second, "vllm")
+            assert torch.equal(logits(quantized_model(goal)), wanted), goal.name
+    assert not torch.equal(wanted, logits(quantized(llama(**SIZES), LLMTemplate.get("llama").get_config("fp8"))))
+
+
 def test_what_would_not_be_the_same_is_refused(tmp_path: Path) -> None:
     model = quantized(llama(**SIZES), LLMTemplate.get("llama").get_config("uint4_wo_32"))
     write(model, tmp_path / "a", "gptq_v2")

@@ -96,7 +96,7 @@ def test_another_job_does_not_take_it(
 
 @pytest.mark.parametrize("format", BEGUN)
 @pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize("fault", ["nan", "no blocks"])
+@pytest.mark.parametrize("fault", ["nan", "no blocks", "algorithm"])
 def test_a_job_that_is_refused_before_it_finished_anything_leaves_nothing(
     fault: str, there: bool, format: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +109,8 @@ def test_a_job_that_is_refused_before_it_finished_anything_leaves_nothing(
         words += ["-s", "int4_wo_32"]
     else:
         towers = {"text_config": SIZES, "vision_config": {**SIZES, "image_size": 8, "patch_size": 4}}
-        model = transformers.CLIPModel(transformers.CLIPConfig(**towers))
+        model = transformers.CLIPModel(transformers.CLIPConfig(**towers)) if fault == "no blocks" else model
+        words += ["--algorithm", "gptq"] if fault == "algorithm" else []
         np.save(tmp_path / "ids.npy", np.ones((2, 8), np.int64))
         words += ["-s", "fp8", "--data", str(tmp_path / "ids.npy"), "--seq-len", "8"]
     model.save_pretrained(tmp_path / "model")

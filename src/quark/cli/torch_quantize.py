@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from quark.cli.torch_refusals import (
 )
 from quark.cli.torch_request import Converted, FolderJob, InMemory
 from quark.cli.torch_verdict import coverage_of, sizes, tell
-from quark.errors import ConfigError, OutputError, QuarkError, unknown
+from quark.errors import ConfigError, unknown
 from quark.files.folder import drop_detour, new_folder
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     from quark.torch.files.carried import facts_of as facts_of_carried
     from quark.torch.files.foreign import convert
     from quark.torch.files.quantize import float_bytes, in_type, quantize_checkpoint
-    from quark.torch.files.target import detoured
+    from quark.torch.files.target import on_the_way
     from quark.torch.language import batches, calibration_samples, load_tokenizer, read_ids
 
     source, dtype = request.source, dtype_of(request.dtype)
@@ -307,35 +307,16 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
 
     size = None if request.max_shard_size is None else bytes_of(request.max_shard_size)
     final = request.output.expanduser().resolve()
-    goal = request.output if format == "quark" else detoured(final, request.model)
     own: dict[str, Any] = {"describe": finish, "program": request.program, "max_shard_size": size}
-    carried = quantize_checkpoint(
-        folder,
-        goal,
-        config,
-        device=request.device,
-        workers=request.workers,
-        samples=samples or None,
-        dtype=dtype,
-        **(own if goal == request.output else {}),
-    )
-    if goal != request.output:
-        with new_folder(request.output) as work, dropped_if_refused(final):
-            facts.update(lost_in(convert(goal, work, format, request.program, size or bytes_of(SHARD))))
-            finish(work)
-            drop_detour(final)
+    with nullcontext(request.output) if format == "quark" else on_the_way(final, request.model) as goal:
+        how = {"device": request.device, "workers": request.workers, "samples": samples or None, "dtype": dtype}
+        carried = quantize_checkpoint(folder, goal, config, **how, **(own if goal == request.output else {}))
+        if goal != request.output:
+            with new_folder(request.output) as work:
+                facts.update(lost_in(convert(goal, work, format, request.program, size or bytes_of(SHARD))))
+                finish(work)
+                drop_detour(final)
     return {**facts, **facts_of_carried(carried)}
-
-
-@contextmanager
-def dropped_if_refused(goal: Path) -> Iterator[None]:
-    """What is refused inside the block would be refused again: nothing is kept of it to go on with."""
-    try:
-        yield
-    except QuarkError as error:
-        if not isinstance(error, OutputError):  # a full disk is a matter of time
-            drop_detour(goal)
-        raise
 
 
 def config_of_files(request: FolderJob, format: str, checkpoint: Any, samples: Sequence[Any]) -> Any:

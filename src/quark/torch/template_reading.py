@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from quark.torch.experts import is_fused, opening
+from quark.torch.experts import UnfusedExperts, is_fused, opening
 from quark.torch.kv_cache import argument_of, role_of
 from quark.torch.layers import kind_of
 
@@ -184,6 +184,8 @@ def router_layers(parent: nn.Module, count: int) -> Iterator[str]:
 
 def expert_count(experts: nn.Module) -> int:
     """How many experts a module holds."""
+    if isinstance(experts, UnfusedExperts):
+        return experts.num_experts
     if isinstance(experts, nn.ModuleList | nn.ModuleDict):
         return len(experts)
     stacked = [value.shape[0] for value in experts.parameters(recurse=False) if value.dim() == 3]

@@ -120,6 +120,16 @@ def cached_layers(config: QConfig, model: nn.Module) -> dict[str, QLayerConfig]:
     return found
 
 
+def without_cached(config: QConfig) -> QConfig:
+    """The configuration that a file was written by: without the entries that ``cached_layers`` has added, where they
+    say nothing else than all layers and the cache do."""
+    whole, layers = config.global_quant_config, config.layer_quant_config
+    said = {
+        name: replace(whole, output_tensors=one.output_tensors) for name, one in config.kv_cache_quant_config.items()
+    }
+    return replace(config, layer_quant_config={name: one for name, one in layers.items() if one != said.get(name)})
+
+
 def cache_group(config: QConfig) -> list[str]:
     """The patterns of keys and values whose scales are static and of FP8, which is what programs have kernels for."""
     if config.kv_cache_post_rope:

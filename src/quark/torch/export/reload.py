@@ -21,6 +21,7 @@ from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import from_custom, key_mapping
+from quark.torch.export.described import without_cached
 from quark.torch.export.extras import has_extras, prepare, settle
 from quark.torch.export.model_files import take_settings
 from quark.torch.export.places import load
@@ -80,7 +81,7 @@ def scheme_of(checkpoint: Checkpoint) -> Scheme:
         raise ConfigError(f"{file!r}: {unknown('quant_method', method, METHODS)}")
     try:
         stored = JsonExporterConfig(**found.get("export") or {})
-        config = QConfig.from_dict(found) if method == "quark" else from_custom(found)
+        config = without_cached(QConfig.from_dict(found)) if method == "quark" else from_custom(found)
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"{file!r}: {error}") from error
     return Scheme(config, stored, str(method))

@@ -60,27 +60,37 @@ def decide(checkpoint: Checkpoint, config: QConfig) -> CheckpointDecision:
     check_patterns(skeleton.model, config, list(find_candidates(skeleton.model)))
     found = match(skeleton.model, config, skeleton=True)
     weights = {
-        tensor_name(item.layer.name, slot): stored_of(item, slot, skeleton.tensors)
+        tensor_name(item.layer.name, slot): stored_of(item, slot, skeleton)
         for item in found.quantized
         for slot in OWN
         if item.stages[slot]
     }
-    return CheckpointDecision(skeleton, found, weights, skeleton.kept(weights))
+    return CheckpointDecision(skeleton, found, weights, skeleton.kept(weights) | untied(skeleton, weights))
 
 
-def stored_of(item: Match, slot: str, tensors: Mapping[str, StoredSource]) -> StoredSource:
+def untied(skeleton: Skeleton, weights: Mapping[str, StoredSource]) -> dict[str, StoredSource]:
+    """The float tensors that the files have under the name of a quantized one alone, to which they are tied."""
+    ties: Mapping[str, str] = getattr(skeleton.model, "all_tied_weights_keys", None) or {}
+    known = {**skeleton.tensors, **weights}
+    return {target: weights[source] for target, source in ties.items() if source in weights and target not in known}
+
+
+def stored_of(item: Match, slot: str, skeleton: Skeleton) -> StoredSource:
     """The stored tensor of a layer.
 
     Raises:
         ModelError: there is none.
     """
     for name in item.layer.names:
-        if f"{name}.{slot}" in tensors:
-            return tensors[f"{name}.{slot}"]
-    raise ModelError(
-        f"the checkpoint has no tensor {item.layer.name + '.' + slot!r}; a layer that shares its weight with another "
-        f"(a head with the embedding) stays float: exclude it"
-    )
+        if f"{name}.{slot}" in skeleton.tensors:
+            return skeleton.tensors[f"{name}.{slot}"]
+    name = f"{item.layer.name}.{slot}"
+    ties = getattr(skeleton.model, "all_tied_weights_keys", None) or {}
+    if name in ties:
+        why = f"it shares that of {ties[name]!r}, and such a layer stays float: exclude it"
+    else:
+        why = "transformers makes it of other tensors when it loads the model: use `quark torch quantize`"
+    raise ModelError(f"the checkpoint has no tensor {name!r}; {why}")
 
 
 def quantizer_of(plan: Plan, name: str) -> Quantizer:

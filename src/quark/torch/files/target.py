@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quark.errors import ConfigError, OutputError
+from quark.errors import ConfigError, OutputError, QuarkError
 from quark.files.atomic import replace_file
-from quark.files.folder import MARK, UNFINISHED, begin_detour, check_detour, check_target, drop_detour
+from quark.files.folder import MARK, UNFINISHED, begin_detour, check_detour, check_target, drop_detour, is_detour
 from quark.files.journal import Journal
 from quark.torch.export.card import CARD
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint
@@ -31,8 +31,10 @@ def is_finished(goal: Path) -> bool:
     return (goal / "config.json").is_file() and not (goal / PROGRESS).exists()
 
 
-def detoured(goal: Path, source: Path) -> Path:
-    """The folder for what is converted into another format at the end of the job.
+@contextmanager
+def on_the_way(goal: Path, source: Path) -> Iterator[Path]:
+    """The folder for what is converted into another format at the end of the job. A refusal before anything is
+    finished, or of what is finished, would come again: then nothing stays of it to go on with.
 
     Raises:
         ConfigError: the target holds a model, or something else has the name of that folder.
@@ -41,7 +43,14 @@ def detoured(goal: Path, source: Path) -> Path:
     check_target(goal)
     if is_finished(begin_detour(goal, source)):  # of a process that was killed before it was converted
         drop_detour(goal)
-    return begin_detour(goal, source)
+    folder = begin_detour(goal, source)
+    try:
+        yield folder
+    except QuarkError as error:
+        unborn = is_detour(folder) and {path.name for path in folder.iterdir()} <= UNBORN
+        if not isinstance(error, OutputError) and (unborn or is_finished(folder)):  # a full disk is a matter of time
+            drop_detour(goal)
+        raise
 
 
 def begin(goal: Path, belongs: Mapping[str, str]) -> Journal:
