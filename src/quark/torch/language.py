@@ -61,6 +61,11 @@ def load_model(
         if method not in OWN:
             return model_to_run(folder).to(device)
         return own_model(None, folder, trust_remote_code=trust_remote_code, device=device)
+    return float_model(folder, trust_remote_code, dtype).to(device).eval()
+
+
+def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None) -> nn.Module:
+    """The float model in a folder; arguments and errors as in ``load_model``."""
     from quark.torch.export.checkpoint import PICKLES, check_no_adapter, read_checkpoint
     from quark.torch.export.model_files import read_object
     from quark.torch.files.fitting import check_counts, check_types, told
@@ -92,7 +97,7 @@ def load_model(
     model: nn.Module = loaded[0]
     check_fit(folder, model, loaded[1])
     check_types(folder, model, {name: one.dtype for name, one in stored.items()})
-    return model.to(device).eval()
+    return model
 
 
 def _kind(config: Mapping[str, Any]) -> Any:
