@@ -261,3 +261,11 @@ def test_a_wrong_value_is_told_by_its_flag(
     first = " ".join(said) if said[0].startswith("Usage") else said[0]
     assert option in first
     assert not re.search(r"nodes_to_exclude|extra_options|layer_quant_config|dataloader|data_reader", first)
+
+
+@pytest.mark.parametrize("format", ["awq", "fp8", "gptq", "modelopt", "mxfp4"])
+def test_what_a_format_does_not_hold_is_told_by_its_flag(format: str) -> None:
+    """``fp8`` and ``mxfp4`` are schemes too, and the flag that was typed first was blamed."""
+    error = ConfigError(f"custom_mode '{format}' does not fit this configuration: keys and values must be static")
+    said = guidance.sentence(error, [("--scheme", format), ("--format", format)])
+    assert said == f"--format '{format}' does not fit this configuration: keys and values must be static"

@@ -88,6 +88,7 @@ FLAGS: tuple[tuple[str, str], ...] = (
     ),
     (r" \(field extra_options\)", ""),
     (r"\bextra_options\b", "--set"),
+    (r"\bcustom_mode (?=')", "--format "),  # before a scheme of the same name is looked for
     (r"^the option (\w+) ", r"--set \1 "),
     (r"^give a target such as (.+) or a limit of the budget", r"give --target \1 or --limit"),
 )
