@@ -53,7 +53,7 @@ APART = {
     ),
     "quoted, whatever its bytes are": ("torch.export.card",),
     "reads on from files of `index` and `safetensors`, which are fuzzed": (
-        "torch.language.load_model", "torch.language.float_model", "torch.export.reload", "torch.files",
+        "torch.language.float_model", "torch.export.reload", "torch.files",
         "torch.export.model_files",
     ),
 }  # fmt: skip

@@ -410,6 +410,7 @@ KINDS = {
     "nemotron_h": "a prefix that is renamed is no missing one",
     "bamba": "states of convolutions",
     "neomme": "a float layer that is tied to a quantized one has a tensor of its own",
+    "qwen3_vl_moe_text": "experts of a model without a head are no heads, though their outputs are as many as words",
     "hunyuan_v1_moe": "a router within a module of its own stays float beside experts that are taken apart",
 }
 

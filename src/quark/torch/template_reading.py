@@ -132,8 +132,9 @@ def heads(model: nn.Module) -> list[str]:
     if names:
         return names
     words = vocabularies(model)
+    apart = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, UnfusedExperts))
     linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
-    return [name for name, module in linear if module.out_features in words]
+    return [name for name, module in linear if module.out_features in words and not name.startswith(apart)]
 
 
 def word_embeddings(model: nn.Module) -> nn.Module | None:
