@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from quark.cli import main
+from quark.onnx.quantization.config import tuners
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,6 +57,16 @@ def run_console(code: str) -> None:
         assert code_of_exit == 0, f"$ {command}\n{told}"
 
 
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Presets tune their weights by a tenth of their steps: enough for what pages say about the demo's network."""
+    monkeypatch.setitem(tuners._PRESET, "num_iterations", 100)
+    tuners.preset_tuners.cache_clear()
+    yield
+    tuners.preset_tuners.cache_clear()
+
+
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("page", [p for p in PAGES if str(p.relative_to(ROOT)) not in SKETCHES], ids=lambda p: p.stem)
 def test_code_of_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

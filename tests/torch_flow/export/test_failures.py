@@ -11,7 +11,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 import torch
 from tests.torch_flow.export.networks import IDS, llama
@@ -48,7 +50,24 @@ def to_gguf(target: Path, source: Path) -> None:
     export_gguf(language(layer(Int4PerGroupSpec(-1, 32))), target, "llama", source)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def traced_once() -> Iterator[None]:
+    """torch's exporter takes a second for the one graph of this file, and nothing here fails in it: asked once."""
+    known, trace = list[onnx.ModelProto](), onnx_model.trace
+
+    def once(*given: Any) -> onnx.ModelProto:
+        known.extend([] if known else [trace(*given)])
+        made = onnx.ModelProto()
+        made.CopyFrom(known[0])
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_model, "trace", once)
+        yield
+
+
 def to_onnx(target: Path, source: Path) -> None:
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)).eval()
     made = quantized(model, QConfig(layer(Int4PerGroupSpec(-1, 16))))
     export_onnx(made, target, torch.ones(2, 64))

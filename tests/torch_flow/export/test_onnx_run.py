@@ -154,9 +154,9 @@ def test_where_the_model_has_no_numbers_the_file_may_have_none(tmp_path: Path) -
 
 
 def test_a_refused_file_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = made("symmetric")
+    model = ModelQuantizer(QConfig(QLayerConfig(weight=WEIGHT))).quantize_model(Conditioned().eval())
     monkeypatch.setattr("quark.torch.export.onnx_model.answers_of", lambda traced: [torch.zeros(1)])
     with pytest.raises(ModelError, match="it answers"):
-        export_onnx(model, str(tmp_path / "out"), x)
+        export_onnx(model, str(tmp_path / "out"), X)
     assert list(tmp_path.iterdir()) == []
-    export_onnx(model, str(tmp_path / "out"), x, verify=False)
+    export_onnx(model, str(tmp_path / "out"), X, verify=False)
