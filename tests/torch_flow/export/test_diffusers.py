@@ -141,6 +141,7 @@ def test_a_pipeline_is_quantized_when_it_is_loaded(tmp_path: Path) -> None:
     assert size < (tmp_path / "float" / "unet" / "diffusion_pytorch_model.safetensors").stat().st_size / 2
 
 
+@pytest.mark.slow
 def test_a_process_that_imports_the_integration_loads(tmp_path: Path) -> None:
     model = quantized(transformer(), SCHEMES["int4 groups"])
     export_safetensors(model, tmp_path / "m", weight_format="real_quantized")
