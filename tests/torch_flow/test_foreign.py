@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from tests.torch_flow.export.networks import llama, logits
 from tests.torch_flow.export.test_reload import quantized
 
-from quark.errors import ConfigError, ModelError
+from quark.errors import ConfigError, ModelError, QuarkError
 from quark.torch import LLMTemplate
+from quark.torch.export.formats import FORMATS
 from quark.torch.export.write_as import export_as
 from quark.torch.files.foreign import convert, quantized_model
 from quark.torch.files.prequantized import dequantize_checkpoint
@@ -77,6 +79,37 @@ def test_codes_go_from_every_format_into_every_other_one(scheme: tuple[str, Any]
             if first == second:
                 assert found.keys() == expected.keys()
                 assert all(torch.equal(found[key], expected[key].to(found[key].dtype)) for key in found)
+
+
+@pytest.mark.parametrize("name", [*SOURCES, "mxfp6_e3m2", "mx9", "amdfp4", "int4_fp8_128", "int4_int8_128"])
+def test_every_pair_is_equal_or_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    """From our own format, which holds all schemes, into every other one; nothing stays of what is refused."""
+    sizes = {**SIZES, "hidden_size": 128} if name.endswith("_128") else SIZES
+    model = quantized(llama(**sizes), LLMTemplate.get("llama").get_config(name))
+    wanted, answers, done = values(model), logits(model), ["quark"]
+    write(model, tmp_path / "quark", "quark")
+    for format in (one for one in FORMATS if one not in ("quark", "onnx")):
+        try:
+            convert(tmp_path / "quark", tmp_path / format, format, "vllm")
+        except QuarkError as error:
+            assert "\n" not in str(error) and len(str(error)) > 20
+            assert sorted(path.name for path in tmp_path.iterdir()) == sorted(done), format
+            continue
+        done.append(format)
+        again = quantized_model(tmp_path / format)
+        assert all(torch.equal(value, wanted[key]) for key, value in values(again).items()), format
+        near = "nvfp4" in name and format == "compressed-tensors"  # which has the reciprocals of scales
+        torch.testing.assert_close(logits(again), answers, rtol=0, atol=1e-6 * near)
+    assert set(SOURCES.get(name, ())) - {"gptq_v2"} <= set(done)  # what is equal is not refused
+
+
+@pytest.mark.parametrize("file", ["model.gguf", "quark_model.onnx"])
+def test_files_that_are_not_read_back_are_refused(file: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / file).write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=f"{re.escape(str(tmp_path / 'a'))}.*{file}.* is not read"):
+        convert(tmp_path / "a", tmp_path / "b", "quark")
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_cache_goes_from_every_format_into_every_other_one(tmp_path: Path) -> None:

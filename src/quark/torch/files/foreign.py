@@ -26,7 +26,7 @@ from torch import nn
 from quark.errors import ModelError, as_a, check_name
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.experts import count_of, fact, is_fused, layers_of, stacked_name, unfuse_experts
-from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
+from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.declared import refuse_method
 from quark.torch.export.formats import FORMATS
@@ -51,6 +51,7 @@ from quark.torch.files.prequantized import LEFT, coded_item, method_of, plain_it
 from quark.torch.files.skeleton import architecture_of
 from quark.torch.layers import kind_of
 
+RESULTS = ("*.gguf", "*.onnx")
 OWN = ("quark",)  # methods that the import reads as they are
 
 
@@ -251,6 +252,12 @@ def coded_folder(folder: Path) -> CodedFolder:
         ConfigError, ModelError: as ``quantized_model``.
     """
     method = method_of(folder)
+    results = sorted(path.name for pattern in RESULTS for path in folder.glob(pattern))
+    if results and not any(folder.glob(f"*{SUFFIX}")):
+        raise ModelError(
+            f"{str(folder)!r} holds {results[0]!r}, a format that is written and is not read; start from the folder "
+            f"that it was made of"
+        )
     if method not in GRIDS:
         if method is not None:
             refuse_method(folder / "config.json", method, ["quark", *GRIDS])
