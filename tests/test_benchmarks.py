@@ -75,6 +75,7 @@ def test_latency_report_names_the_kernels(tmp_path: Path) -> None:
             assert line["kernels"].get("DequantizeLinear", 0) <= 1
 
 
+@pytest.mark.slow  # its 25 million weights are drawn
 def test_the_network_is_a_resnet_50() -> None:
     network = models.resnet(models.Shape(image=32))
     kinds = [node.op_type for node in network.graph.node]
@@ -164,7 +165,7 @@ def test_a_jobs_peak_memory_is_its_own(tmp_path: Path) -> None:
     network = models.resnet(models.TOY)
     (tmp_path / "model.onnx").write_bytes(network.SerializeToString())
     write_feeds(tmp_path / "feeds.npz", models.random_images(32, 1, seed=0))
-    ballast = np.ones(100_000_000)
+    ballast = np.ones(40_000_000)
     job = {"models": {"float": str(tmp_path / "model.onnx")}, "feeds": str(tmp_path / "feeds.npz")}
     outcome = measure.run_job("float_job", job)
     assert outcome.ok, outcome.error

@@ -108,7 +108,7 @@ def _goal(request: Auto) -> Goal:
     seconds, own, drop = 60 * request.minutes, None, parse_drop(request.drop)
     if request.metric is not None and request.metric != "perplexity":
         if ":" not in request.metric:
-            raise ConfigError(f"--metric {request.metric!r}: of a torch model it is perplexity or FILE.py:FUNCTION")
+            raise ConfigError(f"--metric {request.metric!r}: for a torch model write perplexity or FILE.py:FUNCTION")
         load_function(request.metric)
         own = metric
     return Goal(request.goal, drop, own, seconds, request.ledger, digest_of(None if own is None else request.metric))

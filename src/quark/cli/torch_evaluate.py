@@ -20,7 +20,7 @@ def run(request: Evaluate) -> None:
         ConfigError: nothing to measure.
     """
     if request.data is None and request.metric is None:
-        raise ConfigError("nothing to measure: give --data for a perplexity, --metric for a function of yours, or both")
+        raise ConfigError("nothing to measure: give --data (perplexity), --metric FILE.py:FUNCTION, or both")
     check_folder(request.model)
     check_device(request.device)
     check_data(request.data)
