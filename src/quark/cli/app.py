@@ -11,7 +11,7 @@ from quark.cli.common import Json
 from quark.cli.groups import CommandGroup
 from quark.cli.paths import Guarded, Overwrite, Reads, Writes
 from quark.cli.plan_app import plan_app
-from quark.cli.requests import Auto, Compare, Predict, Quantize, Rank, Search
+from quark.cli.requests import Auto, Compare, Predict, Quantize, Rank, SearchRequest
 from quark.cli.torch_app import torch_app
 from quark.cli.transformation import WithPasses
 from quark.cli.values import takes_values
@@ -106,7 +106,7 @@ def sensitivity(request: Rank) -> None:
 `quark onnx quantize model.onnx -o q.onnx --config plan.yaml --data samples/`""",
 )
 @takes_values(samples=16)
-def search(request: Search) -> None:
+def search(request: SearchRequest) -> None:
     """Find a mixed-precision plan: a data type for every layer, so that a metric meets its target at the lowest cost.
 
     Every layer is tried alone, integer programming chooses, the whole plan is quantized and measured, until it holds.

@@ -204,7 +204,7 @@ class Rank(Tried):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(Tried):
+class SearchRequest(Tried):
     """``quark onnx search``."""
 
     layout: Annotated[str | None, typer.Option("--layout", metavar="cpu|any", help="As of `quantize`.")] = None

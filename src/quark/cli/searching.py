@@ -11,7 +11,7 @@ from typing import Any
 
 from quark.cli.common import Wanted
 from quark.cli.quantization import CHECKED, Check, check_of, demanded
-from quark.cli.requests import Rank, Search, Tried
+from quark.cli.requests import Rank, SearchRequest, Tried
 from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import plan_verdict
 from quark.cli.settings import parse_settings
@@ -74,7 +74,7 @@ def run_sensitivity(request: Rank) -> None:
     tell_study(found, request.model, "samples", {"config": values}, request.report, request.json)
 
 
-def run_search(request: Search) -> None:
+def run_search(request: SearchRequest) -> None:
     """Find a plan, write it, and tell on standard output; the verdict about the model that it makes comes last.
 
     Raises:
@@ -119,12 +119,12 @@ def run_search(request: Search) -> None:
     tell_plan(found, wanted, request.model, verdict, demands.failures(check))
 
 
-def _times_layers(request: Search, values: Mapping[str, Any]) -> bool:
+def _times_layers(request: SearchRequest, values: Mapping[str, Any]) -> bool:
     """Whether every layer's time can be told apart: that of layers in bodies of If and Loop cannot."""
     return not wants_bodies(files.load(request.model), Config(config_of(dict(values))).compile().options)
 
 
-def _following(request: Search, wanted: Wanted) -> str:
+def _following(request: SearchRequest, wanted: Wanted) -> str:
     """The command that makes a model by the plan."""
     output = wanted.output.with_name(f"{request.model.stem}_mixed.onnx")
     judged_on = [] if wanted.eval_data is None else ["--eval-data", str(wanted.eval_data)]
@@ -132,7 +132,7 @@ def _following(request: Search, wanted: Wanted) -> str:
     return shlex.join([*words, *source_words(request.source), *judged_on])
 
 
-def _again(request: Search, wanted: Wanted, lines: Sequence[Line], timed: bool) -> list[str]:
+def _again(request: SearchRequest, wanted: Wanted, lines: Sequence[Line], timed: bool) -> list[str]:
     """The search that asks for what a model by the plan lacks; not run. ``timed``: time may be asked for."""
     bad = {line.subject: line.word for line in lines if line.bad}
     goal = parse_target(wanted.target, ASKED.metrics, wanted.metric is not None) if wanted.target else None
@@ -160,7 +160,7 @@ def _shown(parts: Split, whole: Any) -> tuple[list[Feed], str]:
 
 
 def _judged(
-    request: Search, values: Mapping[str, Any], found: Found, fit: Any, shown: tuple[list[Feed], str]
+    request: SearchRequest, values: Mapping[str, Any], found: Found, fit: Any, shown: tuple[list[Feed], str]
 ) -> tuple[list[Line], Check | None, Mapping[str, Any]]:
     """The lines of ``quantize`` about the model that a plan makes; the options that making it decided.
 

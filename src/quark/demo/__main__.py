@@ -44,7 +44,7 @@ TRIED, SECONDS = 32, 5.0  # samples and time for quark auto
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoRow:
     """What one quantization made and how good it is."""
 
     preset: str
@@ -77,15 +77,15 @@ def batches(inputs: np.ndarray) -> list[dict[str, np.ndarray]]:
     return [{data.INPUT: inputs[start : start + BATCH]} for start in range(0, len(inputs), BATCH)]
 
 
-def measure(preset: str, folder: Path) -> Outcome:
+def measure(preset: str, folder: Path) -> DemoRow:
     """Quantize with one preset; measure on the held-out images."""
     (train, _), (inputs, labels) = data.split()
     path, seconds = quantize(preset, train[:CALIBRATION], folder)
     distance = compare(data.model_path(), path, batches(inputs), layers=False).outputs["logits"]
-    return Outcome(preset, path, seconds, top1(path, inputs, labels), distance.sqnr)
+    return DemoRow(preset, path, seconds, top1(path, inputs, labels), distance.sqnr)
 
 
-def table(outcomes: Sequence[Outcome], seconds: dict[str, float], accuracy: float) -> Table:
+def table(outcomes: Sequence[DemoRow], seconds: dict[str, float], accuracy: float) -> Table:
     """One row a model."""
     float_row = ("float", percent(accuracy), file_size(file_bytes(data.model_path())), milliseconds(seconds["float"]))
     rows = [
