@@ -60,6 +60,14 @@ DIVIDED = {
     "a front end behind moves": ("t = Reshape (x, shape) a = MatMul (t, w) p = Abs (a) y = Log (p)", "t a p"),
     "a front end with a floor": ("a = MatMul (x, w) p = Clip (a, eps) y = Log (p)", "a p"),
     "a front end with a ceiling": ("c = Clip (x, eps, two) a = MatMul (c, w) p = Abs (a) y = Log (p)", "p"),
+    "odds": ("p = Sigmoid (x) q = Sub (two, p) o = Div (p, q) y = Log (o)", "p q o"),
+    "odds within bounds": (
+        "p = Sigmoid (x) a = Clip (p, eps) q = Sub (two, p) b = Clip (q, eps) o = Div (a, b) y = Log (o)",
+        "p a q b o",
+    ),
+    "a difference that something is divided by": ("p = Sqrt (x) q = Sub (two, p) y = Div (x, q)", ""),
+    "a Softmax written out": ("e = Exp (x) t = ReduceSum (e, one) y = Div (e, t)", "t y"),
+    "exponentials, moved": ("e = Exp (x) m = Reshape (e, shape) y = Div (m, two)", "y"),
     "nothing": ("y = MatMul (x, w)", ""),
 }
 

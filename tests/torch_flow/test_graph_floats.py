@@ -103,6 +103,30 @@ class Angles(nn.Module):
         return self.inner(torch.cat([angles.sin(), angles.cos()], -1))
 
 
+class Between(nn.Module):
+    """A computation between two layers."""
+
+    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.between = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.between(self.first(x)))
+
+
+def odds(x: torch.Tensor) -> torch.Tensor:
+    """A detector's way back from a box to a layer's numbers."""
+    shares = torch.sigmoid(x * 4)
+    return torch.log(shares.clamp(min=1e-6) / (1 - shares).clamp(min=1e-6))
+
+
+def written_out(x: torch.Tensor) -> torch.Tensor:
+    """A Softmax, of large numbers."""
+    powers = torch.exp(x * 4)
+    return powers / powers.sum(-1, keepdim=True)
+
+
+SMALL = {"odds": odds, "logit": lambda x: torch.logit(torch.sigmoid(x * 4), 1e-6), "a Softmax": written_out}
 ANGLES: dict[str, Callable[[torch.Tensor, nn.Module, torch.Tensor], torch.Tensor]] = {
     "a product": lambda x, layer, rows: (x[..., :1] * 300) @ rows,
     "a factor": lambda x, layer, rows: x[..., :1] * 300 * rows,
@@ -132,6 +156,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "norm": Norm,
     "standardized": Standardized,
     "standardized by statistics": ByStatistics,
+    **{f"small: {name}": (lambda between=between: Between(between)) for name, between in SMALL.items()},
     **{f"angle: {name}": (lambda angle=angle: Angles(angle)) for name, angle in ANGLES.items()},
     **{f"mask: {name}": (lambda put=put: Attention(put)) for name, put in MASKS.items()},
 }

@@ -15,9 +15,14 @@ from quark.onnx.graph.surgery import bodies, is_constant
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import ACTIVATES, DIVISORS, MAKES_DIVISORS, MOVES_VALUES
 
+#: Operators before a logarithm that keep small values: the odds of a probability, log(p / (1 - p)), too.
+_MAKES_ODDS = MAKES_DIVISORS | frozenset(["Div", "Sub"])
+
 
 def makes_divisors(model: ir.Model) -> set[ir.Node]:
     """Nodes whose results end in a division, a reciprocal or a logarithm: a small one rounded to 0 becomes infinite.
+
+    So do divisions of exponentials, a Softmax written out: one row's may be all small beside another's.
 
     These are the statistics of normalizations (square, mean, epsilon, root), found by walking back from the divisors
     through operators that have no other purpose there; the walk ends at every other operator. Before a logarithm that
@@ -26,12 +31,13 @@ def makes_divisors(model: ir.Model) -> set[ir.Node]:
     """
     readers = [node for node in model.graph.all_nodes() if node.op_type in DIVISORS]
     found, _ = _walked(readers)
-    _, ends = _walked(node for node in readers if node.op_type == "Log")
+    odds, ends = _walked((node for node in readers if node.op_type == "Log"), _MAKES_ODDS)
+    found |= odds | {node for node in readers if _of_exponentials(node)}
     found |= {node for node in ends if node.op_type not in LAYERS}  # a Softmax, say; what it reads need not stay float
     return found | _with_makers(ends & _front(model))
 
 
-def _walked(divisors: Iterable[ir.Node]) -> tuple[set[ir.Node], set[ir.Node]]:
+def _walked(divisors: Iterable[ir.Node], through: frozenset[str] = MAKES_DIVISORS) -> tuple[set[ir.Node], set[ir.Node]]:
     """The nodes that make what these read, and those at which the walk back ends."""
     found, ends = set[ir.Node](), set[ir.Node]()
     pending = [node.inputs[DIVISORS[node.op_type]] for node in divisors]
@@ -40,12 +46,21 @@ def _walked(divisors: Iterable[ir.Node]) -> tuple[set[ir.Node], set[ir.Node]]:
         node = None if value is None else value.producer()
         if node is None or node in found:
             continue
-        if node.op_type not in MAKES_DIVISORS | MOVES_VALUES or _is_product(node):
+        if node.op_type not in through | MOVES_VALUES or _is_product(node):
             ends.add(node)
             continue
         found.add(node)
         pending += list(node.inputs)
     return found, ends
+
+
+def _of_exponentials(node: ir.Node) -> bool:
+    """Whether a division divides what Exp makes."""
+    value = node.inputs[0] if node.op_type == "Div" else None
+    maker = None if value is None else value.producer()
+    while maker is not None and maker.op_type in MOVES_VALUES and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    return maker is not None and maker.op_type == "Exp"
 
 
 def _is_product(node: ir.Node) -> bool:

@@ -19,9 +19,9 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from quark.numerics.masks import FAR_ABOVE, MASK_VALUE, is_mask
-from quark.torch.graph.calls import is_real, operator
+from quark.torch.graph.calls import first, is_real, operator
 from quark.torch.graph.fixed import FixedTensors
-from quark.torch.graph.operators import JOINS, PASSES
+from quark.torch.graph.operators import JOINS, PASSES, source
 
 ALONE = "it is computed from no input of the model"
 DIVIDES = "it makes a divisor, which may not be rounded to 0"
@@ -33,12 +33,15 @@ _PRODUCTS = frozenset(("matmul", "bmm", "mm", "einsum"))
 #: Products over so few numbers are of coordinates, not of features.
 _COORDINATES = 4
 #: Operator -> the argument that it divides by, or of which it takes the logarithm.
-_DIVISORS = {"div": 1, "reciprocal": 0, "rsqrt": 0, "log": 0, "log2": 0, "log10": 0}
+_DIVISORS = {"div": 1, "reciprocal": 0, "rsqrt": 0, "log": 0, "log2": 0, "log10": 0, "logit": 0}
+_LOGARITHMS = frozenset(("log", "log2", "log10", "logit"))
 #: Operators between a tensor and a divisor made from it: the statistics of a normalization.
 _MAKES_DIVISORS = frozenset((
     "abs", "add", "amax", "cat", "clamp", "clamp_max", "clamp_min", "exp", "linalg_vector_norm", "maximum", "mean",
     "mul", "norm", "pow", "sqrt", "square", "sum", "var",
 ))  # fmt: skip
+#: Operators before a logarithm that keep small values: the odds of a probability, log(p / (1 - p)), too.
+_MAKES_ODDS = _MAKES_DIVISORS | {"div", "rsub", "sigmoid", "softmax", "sub"}
 #: Operators that may put a mask into a tensor: a number that they are given, or a tensor that depends on no input.
 _PUTS_IN = frozenset((
     "add", "cat", "constant_pad_nd", "full_like", "masked_fill", "minimum", "mul", "new_full", "pad", "rsub",
@@ -70,7 +73,10 @@ def float_nodes(model: GraphModule) -> LeftFloat:
     carriers, readers = _masked(model, fixed)
     angles, tensors = _angles(model)
     nodes = dict.fromkeys(angles, ANGLE) | dict.fromkeys(readers, MASKED)
-    nodes |= dict.fromkeys(_making({made for _, made in divisors}), DIVIDES)
+    logs = {made for reader, made in divisors if operator(reader) in _LOGARITHMS}
+    shares = {node for node in model.graph.nodes if operator(node) == "div" and operator(source(first(node))) == "exp"}
+    small = shares | _making({made for _, made in divisors}, _MAKES_DIVISORS) | _making(logs, _MAKES_ODDS)
+    nodes |= dict.fromkeys(small, DIVIDES)
     return LeftFloat({**nodes, **dict.fromkeys(fixed.computed, ALONE)}, frozenset(carriers | tensors), divisors)
 
 
@@ -82,14 +88,14 @@ def _divisors(model: GraphModule) -> Iterator[tuple[Node, Node]]:
             yield node, divisor
 
 
-def _making(divisors: set[Node]) -> set[Node]:
+def _making(divisors: set[Node], through: frozenset[str]) -> set[Node]:
     """The nodes that make these and have no other purpose."""
     found, pending = set[Node](), list(divisors)
     while pending:
         node = pending.pop()
         name = operator(node)
         product = name == "mul" and len(set(node.all_input_nodes)) == 2
-        if node not in found and (name in PASSES or name in _MAKES_DIVISORS) and not product:
+        if node not in found and (name in PASSES or name in through) and not product:
             found.add(node)
             pending += node.all_input_nodes
     return found
