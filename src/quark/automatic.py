@@ -88,7 +88,7 @@ def _onnx(model: Path, samples: Iterable[Any], output: Any, wanted: dict[str, An
 
 
 def _torch(model: Any, samples: Iterable[Any], output: Any, wanted: dict[str, Any]) -> TorchOutcome:
-    from quark.search.parts import parts
+    from quark.search.parts import split
     from quark.torch.auto import Goal, write
     from quark.torch.auto import auto as search
     from quark.torch.language import load_model
@@ -100,5 +100,5 @@ def _torch(model: Any, samples: Iterable[Any], output: Any, wanted: dict[str, An
     goal = Goal(**wanted)
     found = search(loaded, given, goal, source=source if output is not None else None)
     if output is not None and source is not None:
-        write(loaded, found, parts(given)[0], Path(output), source, goal.program)
+        write(loaded, found, split(given).fit, Path(output), source, goal.program)
     return found

@@ -340,6 +340,21 @@ def test_the_last_five_lines_tell_the_verdict_and_what_to_type(
     assert [one for one in told if one not in last] == [], last
 
 
+@pytest.mark.parametrize("count", [1, 3, 4])
+@pytest.mark.parametrize("labels", [(), ("--labels",)])
+def test_where_no_samples_are_set_apart_no_figure_is_said_to_be_of_those_that_decided_nothing(
+    count: int, labels: tuple[str, ...], folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    images, classes = data.split()[0]
+    np.savez(tmp_path / "few.npz", image=images[:count])
+    (tmp_path / "classes.txt").write_text("\n".join(str(int(one)) for one in classes[:count]))
+    words = ["auto", str(folder / "model.onnx"), "-o", str(tmp_path / "q.onnx"), "--data", str(tmp_path / "few.npz")]
+    words += [*labels, *([str(tmp_path / "classes.txt")] if labels else []), "--for", "npu", "--minutes", "0"]
+    assert main(words) in (0, 3)
+    said = capsys.readouterr().out
+    assert ("decided nothing" in said) == ("\ngap " in said) == (count >= 4)
+
+
 def test_tokens_per_window_are_for_folders(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["auto", str(next(folder.glob("*.onnx"))), "--random", "-o", str(tmp_path / "q.onnx"), "--seq-len", "8"]
     assert main(words) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from quark.search import Study, Target, Trial
 from quark.search.loop import Question, cheapest, most_precise
-from quark.search.parts import how_far, parts, parts_of
+from quark.search.parts import how_far, parts_of, split
 from quark.search.solve import Judges, solve
 from quark.search.ties import fused, tied
 
@@ -166,4 +166,5 @@ def test_no_sample_decides_twice_where_there_are_enough(count: int) -> None:
     assert all(found) and bool(how_far(count, 1)) == (count < 8)
     if count >= 4:
         assert sorted(index for part in found for index in part) == list(range(count))
-    assert parts(list(range(count))) == found
+    made = split(list(range(count)))
+    assert (made.fit, made.choose) == found[:2] and made.report == (found[2] if count >= 4 else None)

@@ -46,7 +46,7 @@ from quark.onnx.recipes import LIBRARIES
 from quark.report import ChartPoint, Scatter, Table, file_size
 from quark.report.verdict import LEVELS, Line, Verdict, accuracy_line, size_line, speed_line
 from quark.search.function import digest_of, load_function, score_of
-from quark.search.parts import Split, how_far, parts_of, split
+from quark.search.parts import Split, parts_of, split
 from quark.search.trials import DROP, LATE
 
 
@@ -109,17 +109,16 @@ def _labelled(goal: Goal, request: Auto, name: str, samples: Any) -> Goal:
     files = [file_of(read) for read in samples.readers] if isinstance(samples, FileSamples) else [None] * len(samples)
     given = LabelSource(request.model, request.labels, files, preprocessing(request.source))
     parts, (_, choose, report) = _split(samples), parts_of(len(samples))
-    on = metrics_on(name, request.model, given, [(parts.choose, choose), (parts.report, report)], request.libraries)
-    return replace(goal, metric=on[0], reporting=on[1], identity=f"{name} by {labels_digest(request.labels)}")
+    asked = [(parts.choose, choose), *([] if parts.report is None else [(parts.report, report)])]
+    metric, *reporting = metrics_on(name, request.model, given, asked, request.libraries)
+    identity = f"{name} by {labels_digest(request.labels)}"
+    return replace(goal, metric=metric, reporting=next(iter(reporting), None), identity=identity)
 
 
 def _split(samples: Any) -> Split:
     """Parts that are read when they are needed."""
-    count = len(samples)
-    parts = parts_of(count)
     if isinstance(samples, FileSamples):
-        lazy = [replace(samples, readers=[samples.readers[i] for i in part]) for part in parts]
-        return Split(lazy[0], lazy[1], lazy[2], count, how_far(count, len(parts[2])))
+        return split(samples, lambda part: replace(samples, readers=[samples.readers[k] for k in part]))
     return split(samples)
 
 
@@ -176,7 +175,8 @@ def _verdict(request: Auto, found: Outcome) -> Verdict:
     notes = [Line("note", "of this run", note) for note in found.notes]
     if winner.choice is None:
         return Verdict((*notes, Line("result", "float", _float_stays(found), bad=True)), _next(request, found))
-    lines.append(accuracy_line(found.reported, "on samples that decided nothing"))
+    seen = winner.judged if found.reported is None else found.reported
+    lines.append(accuracy_line(seen, f"on samples that {'chose it' if found.reported is None else 'decided nothing'}"))
     if found.reported_values is not None:
         after, before = found.reported_values
         name, chance = _named(request) or "the metric", error(after, before)

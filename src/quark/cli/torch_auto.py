@@ -134,7 +134,7 @@ def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder
         Facts of the folder, as bytes before and after: a format may hold more than the trial that was counted.
     """
     from quark.cli import torch_quantize, torch_request
-    from quark.search.parts import parts
+    from quark.search.parts import split
 
     source = torch_request.TextSource(request.source.data, request.source.samples or WINDOWS, request.seq_len)
     job = torch_request.FolderJob(
@@ -146,9 +146,8 @@ def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder
         program=found_program(request),
     )
     model = model.float() if found.format == "onnx" else model
-    fit, _, _ = parts(samples)
     config = torch_quantize.decided(model, job, dict(found.winner.values), found.format)
-    facts = torch_quantize.quantized(model, job, config, fit, found.format)
+    facts = torch_quantize.quantized(model, job, config, split(samples).fit, found.format)
     told = replace(job, model=request.model)  # not the folder that it was decoded to
     facts = {**facts, **torch_quantize.facts_of(told, found.format, work)}
     torch_quantize.describe(told, facts, work)

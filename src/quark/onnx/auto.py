@@ -471,6 +471,9 @@ def _dearness(search: Search) -> Callable[[Trial], tuple[float, ...]]:
 
 def _reported(search: Search, outcome: Outcome) -> Outcome:
     outcome.winner = search.with_file(outcome.winner)
+    if search.samples.report is None:  # too few to set any apart, as the notes say
+        outcome.confirmed = outcome.solved
+        return outcome
     found = compare(
         search.model, outcome.winner.path or search.model, search.samples.report, False, None, search.goal.libraries
     )

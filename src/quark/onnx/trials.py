@@ -109,7 +109,7 @@ class Outcome(trials.Outcome[Trial]):
     """What ``auto`` found: as ``quark.search.trials.Outcome``; a winner without ``choice`` is the float model.
 
     Attributes:
-        reported: the winner on the samples that decided nothing; None for the float model.
+        reported: the winner on the samples that decided nothing; None for the float model, and where there are none.
         float_value: the metric of the float model.
         float_seconds: an inference of it, where time counts.
         seconds: an inference of the trials that were timed, by name.
@@ -128,7 +128,7 @@ def ledger_of(model: Path, samples: Split, goal: Goal) -> Journal:
     if goal.ledger is None:
         return Journal(None, {})
     digest = b""
-    for part in (samples.fit, samples.choose, samples.report):
+    for part in (samples.fit, samples.choose, samples.report or ()):
         for feed in part:
             digest = fingerprint.of_arrays(feed, digest)
     wanted = {"purpose": goal.purpose, "metric": goal.identity, "tolerance": str(goal.drop), **fingerprint.releases()}

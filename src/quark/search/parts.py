@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from quark.errors import DataError
 
-Item = TypeVar("Item")
 FEW = 8
 """Samples, below which the figures of a choice say little."""
 APART = 4
@@ -58,12 +57,6 @@ def parts_of(count: int) -> tuple[list[int], list[int], list[int]]:
     return (whole[::2], whole[1::4], whole[3::4]) if count >= APART else (whole, whole, whole)
 
 
-def parts(samples: Sequence[Item]) -> tuple[list[Item], list[Item], list[Item]]:
-    """The samples of ``parts_of``."""
-    fit, choose, report = parts_of(len(samples))
-    return [samples[k] for k in fit], [samples[k] for k in choose], [samples[k] for k in report]
-
-
 def how_far(count: int, reported: int) -> tuple[str, ...]:
     """What a reader must know about figures that rest on ``reported`` of ``count`` samples."""
     if count < APART:
@@ -73,10 +66,17 @@ def how_far(count: int, reported: int) -> tuple[str, ...]:
     return ()
 
 
-def split(samples: Sequence[Any]) -> Split:
-    """A list in its parts; all of it in each where it is short."""
-    fit, choose, report = parts(samples)
-    return Split(fit, choose, report, len(samples), how_far(len(samples), len(report)))
+def split(samples: Sequence[Any], part: Callable[[list[int]], Any] | None = None) -> Split:
+    """Samples in their parts; of few, all of them fit and choose, and none is left to report on.
+
+    Args:
+        samples: a list, or what has a length.
+        part: makes those of some indices; None: a list of them.
+    """
+    made = part or (lambda chosen: [samples[k] for k in chosen])
+    count, (fit, choose, report) = len(samples), parts_of(len(samples))
+    apart = made(report) if count >= APART else None
+    return Split(made(fit), made(choose), apart, count, how_far(count, len(report)))
 
 
 def split_of(samples: Any, evaluation: Any, function: bool) -> Split:

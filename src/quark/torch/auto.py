@@ -27,7 +27,7 @@ from quark.measure.score import Score, error
 from quark.search import trials
 from quark.search.clock import Clock
 from quark.search.function import checked_reference, kept_score, score_of
-from quark.search.parts import how_far, parts_of
+from quark.search.parts import Split, split
 from quark.search.target import Target
 from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
@@ -152,10 +152,10 @@ class Outcome(trials.Outcome[Trial]):
 class Search:
     """The trials of one model."""
 
-    def __init__(self, model: nn.Module, parts: Sequence[list[Any]], goal: Goal, folder: Path, book: Journal) -> None:
+    def __init__(self, model: nn.Module, parts: Split, goal: Goal, folder: Path, book: Journal) -> None:
         self.model, self.goal, self.book, self.clock = model, goal, book, Clock(goal.seconds)
-        self.fit, self.trials, self.untried = parts[0], list[Trial](), list[tuple[str, str]]()
-        self.common, self.before = self.laid_out(parts[1], made(folder / "choose"))
+        self.fit, self.trials, self.untried = parts.fit, list[Trial](), list[tuple[str, str]]()
+        self.common, self.before = self.laid_out(parts.choose, made(folder / "choose"))
         self.float_bytes = round(sum(kept_bytes(one, goal.program) for one in model.parameters()))
         values = {name: one.value for name, one in self.before.items()}
         self.target = target_of(goal, values, vocabulary(model))
@@ -253,8 +253,7 @@ def auto(
     if source is not None:
         check_written(model, goal.program, source)
     given = list(samples)
-    indices = parts_of(len(given))
-    parts = [[given[k] for k in part] for part in indices]
+    parts = split(given)
     with private_folder() as folder, Journal.held(goal.ledger):
         book = ledger_of(model, given, goal)
         search = Search(model, parts, goal, folder, book)
@@ -263,7 +262,7 @@ def auto(
                 trial = search.attempt(name, values, cause)
                 tell(f"{name}: {trial.error or f'{search.target.metric} {trial.value:.6g}'}")
         search.book.settle()
-        return concluded(search, parts[2] if indices[1] != indices[2] else [], len(given), folder)
+        return concluded(search, parts, folder)
 
 
 def check_written(model: nn.Module, program: str, source: Path) -> None:
@@ -326,7 +325,7 @@ def solved_within(search: Search, size: int) -> bool:
     return any(one.passes and one.bytes <= size for one in search.trials)
 
 
-def concluded(search: Search, samples: list[Any], count: int, folder: Path) -> Outcome:
+def concluded(search: Search, parts: Split, folder: Path) -> Outcome:
     """The winner, on the reporting samples."""
     tried, target = [one for one in search.trials if not one.error], search.target
     if not tried:
@@ -335,11 +334,11 @@ def concluded(search: Search, samples: list[Any], count: int, folder: Path) -> O
     good = [one for one in tried if one.passes]
     sign = -1 if target.least else 1
     winner = min(good, key=lambda one: (one.bytes, sign * one.value)) if good else nearest(tried, target)
-    notes, found = list(how_far(count, len(samples))), None
+    notes, found = list(parts.notes), None
     if search.goal.metric is not None:
         notes.append("the function that chose the winner also reports on it, on data of its own")
-    elif samples:
-        common, before = search.laid_out(samples, made(folder / "report"))
+    elif parts.report is not None:
+        common, before = search.laid_out(parts.report, made(folder / "report"))
         found = before, search.value(winner.values, common)
     program = format_for(schemes_in(winner.values), search.goal.program)
     facts = program, target, search.float_value, search.float_bytes
