@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ def how_far(count: int, reported: int) -> tuple[str, ...]:
     return ()
 
 
-def split(samples: Sequence[Any], part: Callable[[list[int]], Any] | None = None) -> Split:
+def split(samples: Any, part: Callable[[list[int]], Any] | None = None) -> Split:
     """Samples in their parts; of few, all of them fit and choose, and none is left to report on.
 
     Args:
