@@ -174,3 +174,16 @@ def test_other_tensors_that_the_model_lacks_are_left_behind_and_told(
     assert "LlamaForCausalLM has no place for 1 tensors" in caplog.text and "'unknown.bias'" in caplog.text
     quantized = ModelQuantizer(LLMTemplate.get("llama").get_config("int8_wo_per_channel"))
     assert torch.equal(answers(tmp_path / "made"), quantized.quantize_model(load_model(tmp_path))(IDS).logits)
+
+
+def test_what_transformers_passes_over_by_rule_stays_as_it_is(tmp_path: Path) -> None:
+    """GPT-NeoX passes over masks (``attention.bias``); a matrix of such a name was taken for a layer, and quantized."""
+    config = transformers.GPTNeoXConfig(**{**SIZES, "num_key_value_heads": 4})
+    transformers.GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "source")
+    name, value = "gpt_neox.layers.0.attention.bias.weight", torch.randn(32, 32)
+    change(tmp_path / "source", name, value)
+    scheme = LLMTemplate.for_model(load_model(tmp_path / "source")).get_config("int8_wo_per_channel")
+    quantize_checkpoint(tmp_path / "source", tmp_path / "made", scheme)
+    found = load_file(tmp_path / "made" / "model.safetensors")
+    assert torch.equal(found[name], value) and not any(key.startswith(f"{name}_") for key in found)
+    assert load_model(tmp_path / "made")(IDS).logits.isfinite().all()

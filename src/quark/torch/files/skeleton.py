@@ -1,8 +1,9 @@
 """The modules of a checkpoint without their values, so that layers can be matched before a tensor is read.
 
 The architecture is made by transformers from ``config.json`` on the meta device (no code of the checkpoint runs).
-Tensors of layers that it does not have, and all tensors of an architecture that is not known, are told by their names
-and shapes: a matrix called ``weight`` whose module is neither a norm nor an embedding is a linear layer.
+Tensors of an architecture that is not known are told by their names and shapes: a matrix called ``weight`` whose module
+is neither a norm nor an embedding is a linear layer. What a known one has no place for is refused or left behind, as
+transformers does; what it passes over by rule (``_keys_to_ignore_on_load_unexpected``) stays in the files as it is.
 
 Stacked experts become linear layers, as in memory: each is a part of a stored tensor, and read alone.
 """
@@ -23,7 +24,6 @@ from torch.overrides import TorchFunctionMode
 from quark.errors import ModelError, known
 from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
-from quark.torch.export.left_out import is_prediction
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.files.fitting import check_counts, check_layers, check_types, left_behind, told
 from quark.torch.files.names import names_in_memory, renamed, renames_of
@@ -153,7 +153,8 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     check_layers(checkpoint.folder, model, tensors)
     for name in left_behind(checkpoint.folder, model, {name: one.name for name, one in tensors.items()}, headed):
         del tensors[name]
-    add_layers(model, {name: one for name, one in tensors.items() if not is_prediction(model, one.name)})
+    if not hasattr(model, "config"):
+        add_layers(model, tensors)
     return Skeleton(model, tensors, stacked, outside)
 
 
@@ -304,7 +305,7 @@ def emptied(model: nn.Module) -> nn.Module:
 
 
 def add_layers(model: nn.Module, tensors: Mapping[str, StoredSource]) -> None:
-    """Layers for the matrices that the architecture does not have."""
+    """Layers for the matrices of an architecture that is not known."""
     known = {name for name, _ in model.named_modules()}
     for name, found in tensors.items():
         path, _, kind = name.rpartition(".")
