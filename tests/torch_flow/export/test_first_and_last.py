@@ -19,6 +19,7 @@ from quark.torch.export import (
     gguf_tensors,
     gguf_wordpiece,
     left_out,
+    onnx_decoder,
     stacked_blocks,
     vllm_reads,
 )
@@ -145,3 +146,42 @@ def test_a_program_gets_its_own_format_or_the_first_that_it_reads(program: str) 
         else:
             with pytest.raises(ConfigError):
                 formats.format_for(schemes, program)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Any:
+    """A decoder of two layers, with two heads of keys that have eight numbers each."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**sizes, vocab_size=50, num_hidden_layers=2, max_position_embeddings=32)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def test_a_decoder_with_its_cache_says_what_it_says_without(decoder: Any) -> None:
+    """Two texts of eight tokens from the words that are given, five of them in the cache."""
+    traced = onnx_decoder.with_cache(decoder, (torch.tensor([[7, 3, 11]]),))
+    ids, mask, past = traced.arguments
+    names = [f"{layer}.{kind}" for layer in (0, 1) for kind in ("key", "value")]
+    assert traced.input_names == ("input_ids", "attention_mask", *(f"past_key_values.{name}" for name in names))
+    assert traced.output_names == ("logits", *(f"present.{name}" for name in names))
+    assert tuple(ids.shape) == (2, 3) and torch.equal(mask, torch.ones(2, 8, dtype=torch.int64))
+    assert [tuple(one.shape) for one in past] == [(2, 2, 5, 8)] * 4
+    rows, cached = traced.dynamic_shapes[0], traced.dynamic_shapes[2]
+    assert traced.dynamic_shapes[1] == rows and set(rows) == {0, 1} and [set(one) for one in cached] == [{0, 2}] * 4
+    words = torch.tensor([7, 3, 11] * 6)[:16].reshape(2, 8)
+    assert torch.equal(ids, words[:, 5:])
+    with torch.no_grad():
+        logits, present = traced.model(ids, mask, past)
+        whole = decoder(words, use_cache=True)
+    torch.testing.assert_close(logits, whole.logits[:, 5:], atol=1e-5, rtol=1e-5)
+    assert [tuple(one.shape) for one in present] == [(2, 2, 8, 8)] * 4
+    torch.testing.assert_close(present[1], whole.past_key_values.layers[0].values, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given", [(), (3,), (torch.tensor([1, 2]),), (torch.zeros(1, 2),), (torch.zeros(0, 2).long(),)]
+)
+def test_what_is_no_token_ids_makes_no_cache(given: tuple[Any, ...], decoder: Any) -> None:
+    with pytest.raises(ConfigError, match="use_cache: input_args must be token ids"):
+        onnx_decoder.with_cache(decoder, given)
