@@ -159,23 +159,25 @@ def decoder() -> Any:
 
 
 def test_a_decoder_with_its_cache_says_what_it_says_without(decoder: Any) -> None:
-    """Two texts of eight tokens from the words that are given, five of them in the cache."""
+    """Several texts from the words that are given, the first of their tokens in the cache."""
+    texts, new, old = onnx_decoder.BATCH, onnx_decoder.NEW, onnx_decoder.PAST
     traced = onnx_decoder.with_cache(decoder, (torch.tensor([[7, 3, 11]]),))
     ids, mask, past = traced.arguments
     names = [f"{layer}.{kind}" for layer in (0, 1) for kind in ("key", "value")]
     assert traced.input_names == ("input_ids", "attention_mask", *(f"past_key_values.{name}" for name in names))
     assert traced.output_names == ("logits", *(f"present.{name}" for name in names))
-    assert tuple(ids.shape) == (2, 3) and torch.equal(mask, torch.ones(2, 8, dtype=torch.int64))
-    assert [tuple(one.shape) for one in past] == [(2, 2, 5, 8)] * 4
+    assert tuple(ids.shape) == (texts, new) and torch.equal(mask, torch.ones(texts, old + new, dtype=torch.int64))
+    assert [tuple(one.shape) for one in past] == [(texts, 2, old, 8)] * 4
     rows, cached = traced.dynamic_shapes[0], traced.dynamic_shapes[2]
     assert traced.dynamic_shapes[1] == rows and set(rows) == {0, 1} and [set(one) for one in cached] == [{0, 2}] * 4
-    words = torch.tensor([7, 3, 11] * 6)[:16].reshape(2, 8)
-    assert torch.equal(ids, words[:, 5:])
+    count = texts * (old + new)
+    words = torch.tensor([7, 3, 11] * count)[:count].reshape(texts, old + new)
+    assert torch.equal(ids, words[:, old:])
     with torch.no_grad():
         logits, present = traced.model(ids, mask, past)
         whole = decoder(words, use_cache=True)
-    torch.testing.assert_close(logits, whole.logits[:, 5:], atol=1e-5, rtol=1e-5)
-    assert [tuple(one.shape) for one in present] == [(2, 2, 8, 8)] * 4
+    torch.testing.assert_close(logits, whole.logits[:, old:], atol=1e-5, rtol=1e-5)
+    assert [tuple(one.shape) for one in present] == [(texts, 2, old + new, 8)] * 4
     torch.testing.assert_close(present[1], whole.past_key_values.layers[0].values, atol=1e-5, rtol=1e-5)
 
 
