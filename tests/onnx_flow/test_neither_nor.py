@@ -28,6 +28,7 @@ from quark.onnx.qdq import (
     biases,
     dynamic,
     emit,
+    float_biases,
     floats,
     masks,
     outputs,
@@ -304,3 +305,28 @@ def test_a_dynamic_plan_knows_its_nodes_by_name() -> None:
     assert [(name, node.name, node.quantized) for name, node in plan.nodes.items()] == [(n, n, True) for n in names]
     readers = {tensor.name: tensor.readers for tensor in plan if tensor.readers is not None}
     assert readers == {"x": {names[0]}, "w": {names[0]}, "y": {names[1]}, "v": {names[1]}}
+
+
+@pytest.mark.parametrize(("scaled", "scale"), [(False, 1.0), (True, 1.5)])
+def test_floats_that_need_no_scale_have_one_where_the_device_wants_it(scaled: bool, scale: float) -> None:
+    """bfloat16 is reduced to -2..2 there: the larger side of -3..1 lies at 2."""
+    plan = Plan()
+    tensor = TensorPlan("w", "weight", TensorSpec("bfloat16"), "", "w")
+    parameters._set_weight(plan, tensor, np.array([-3.0, 1.0], np.float32), scaled, None)
+    found = plan.tensors["w"]
+    assert float(np.asarray(found.scale)) == scale and int(np.asarray(found.zero_point)) == 0
+    assert (found.range is not None) is scaled
+
+
+@pytest.mark.parametrize(("format", "told"), [(None, True), ("int32", True), ("int8", False)])
+def test_biases_that_the_runtime_sees_as_float(format: str | None, told: bool) -> None:
+    """Those that stay float, and 32-bit codes at a scale of their own."""
+    model = named("g (float[1, 4, 5, 5] x) => (float[1, 4, 5, 5] y) { y = Conv (x, w, b) }",
+                  {"w": models.normal(4, 4, 1, 1), "b": models.normal(4)})  # fmt: skip
+    plan = Plan()
+    plan.put(planned("x"))
+    plan.put(planned("w", "weight"))
+    if format is not None:
+        plan.put(TensorPlan("b", "weight", TensorSpec(format), "", "b"))
+    found = [(one.name, one.role, one.bias_of) for one in float_biases.float_biases(model, plan)]
+    assert found == ([("b", "bias", ("x", "w"))] if told else [])

@@ -19,6 +19,7 @@ from quark.torch.export import (
     gguf_tensors,
     gguf_wordpiece,
     left_out,
+    model_files,
     onnx_decoder,
     stacked_blocks,
     vllm_reads,
@@ -187,3 +188,12 @@ def test_a_decoder_with_its_cache_says_what_it_says_without(decoder: Any) -> Non
 def test_what_is_no_token_ids_makes_no_cache(given: tuple[Any, ...], decoder: Any) -> None:
     with pytest.raises(ConfigError, match="use_cache: input_args must be token ids"):
         onnx_decoder.with_cache(decoder, given)
+
+
+def test_a_model_computes_in_the_type_of_its_first_floats() -> None:
+    """Whole numbers and floats of one byte, which are codes, say nothing."""
+    kinds = (torch.int64, torch.float8_e4m3fn, torch.uint8, torch.float16, torch.float32)
+    model = nn.Module()
+    for number, kind in enumerate(kinds):
+        model.register_parameter(str(number), nn.Parameter(torch.zeros(2, dtype=kind), requires_grad=False))
+    assert model_files.float_dtype(model) is torch.float16
