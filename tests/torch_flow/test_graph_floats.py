@@ -10,6 +10,9 @@ import torch
 from torch import nn
 
 from quark.torch import ModelQuantizer
+from quark.torch.graph.calls import operator
+from quark.torch.graph.isolated import isolated_nodes
+from quark.torch.graph.trace import float_graph
 from quark.torch.quantization.config.config import Int8PerChannelSpec, QConfig, QLayerConfig, Uint8PerTensorSpec
 from quark.torch.quantization.config.type import QuantizationMode
 
@@ -126,7 +129,19 @@ def written_out(x: torch.Tensor) -> torch.Tensor:
     return powers / powers.sum(-1, keepdim=True)
 
 
-SMALL = {"odds": odds, "logit": lambda x: torch.logit(torch.sigmoid(x * 4), 1e-6), "a Softmax": written_out}
+def magnitudes(x: torch.Tensor) -> torch.Tensor:
+    """Roots of sums of squares, compressed: the sum stands between float operators."""
+    real, imaginary = x.chunk(2, -1)
+    found = torch.sqrt(real.pow(2) + imaginary.pow(2) + 1e-12).pow(0.3)
+    return torch.cat([found, found], -1)
+
+
+SMALL = {
+    "odds": odds,
+    "magnitudes": magnitudes,
+    "logit": lambda x: torch.logit(torch.sigmoid(x * 4), 1e-6),
+    "a Softmax": written_out,
+}
 ANGLES: dict[str, Callable[[torch.Tensor, nn.Module, torch.Tensor], torch.Tensor]] = {
     "a product": lambda x, layer, rows: (x[..., :1] * 300) @ rows,
     "a factor": lambda x, layer, rows: x[..., :1] * 300 * rows,
@@ -225,3 +240,18 @@ def test_statistics_of_normalizations_are_not_rounded() -> None:
     graph = ModelQuantizer(QConfig(layer, quant_mode=QuantizationMode.fx_graph_mode)).quantize_model(model, samples)
     read = {str(node.target): [str(one) for one in node.all_input_nodes] for node in graph.graph.nodes}
     assert not [name for name in read["aten.batch_norm.default"] if "quantizer" in name][1:]
+
+
+@pytest.mark.parametrize(
+    ("between", "left"),
+    [
+        (lambda x: (x.exp() + 1.0).sqrt(), {"add"}),
+        (lambda x: (x.exp() + 1.0).neg().transpose(0, 1).erf(), {"add", "neg", "transpose"}),
+        (lambda x: (x + 1.0).sqrt(), set()),  # it reads a layer
+        (lambda x: x.exp() + 1.0, set()),  # a layer reads it
+        (lambda x: ((x.exp() @ x.exp().transpose(1, 2)) * 0.1).sqrt() @ x, set()),  # a product
+    ],
+)
+def test_cheap_operators_between_float_ones_stay_float(between: Callable[..., torch.Tensor], left: set[str]) -> None:
+    graph = float_graph(Between(between).eval(), torch.randn(2, 6, WIDTH))
+    assert {operator(node) for node in isolated_nodes(graph, ())} == left

@@ -19,6 +19,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from quark.numerics.masks import FAR_ABOVE, MASK_VALUE, is_mask
+from quark.torch.graph import isolated
 from quark.torch.graph.calls import first, is_real, operator
 from quark.torch.graph.fixed import FixedTensors
 from quark.torch.graph.operators import JOINS, PASSES, source
@@ -77,7 +78,9 @@ def float_nodes(model: GraphModule) -> LeftFloat:
     shares = {node for node in model.graph.nodes if operator(node) == "div" and operator(source(first(node))) == "exp"}
     small = shares | _making({made for _, made in divisors}, _MAKES_DIVISORS) | _making(logs, _MAKES_ODDS)
     nodes |= dict.fromkeys(small, DIVIDES)
-    return LeftFloat({**nodes, **dict.fromkeys(fixed.computed, ALONE)}, frozenset(carriers | tensors), divisors)
+    nodes |= dict.fromkeys(fixed.computed, ALONE)
+    nodes |= dict.fromkeys(isolated.isolated_nodes(model, nodes), isolated.REASON)
+    return LeftFloat(nodes, frozenset(carriers | tensors), divisors)
 
 
 def _divisors(model: GraphModule) -> Iterator[tuple[Node, Node]]:

@@ -32,6 +32,10 @@ PASSES = frozenset((
     "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
     "upsample_nearest2d", "upsample_nearest1d", "upsample_nearest3d", "amax",
 ))  # fmt: skip
+PRODUCTS = frozenset((
+    "matmul", "bmm", "linear", "einsum", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d",
+    "conv_transpose2d",
+))  # fmt: skip
 JOINS = frozenset(("cat", "stack"))
 NORMALIZES = frozenset(("batch_norm", "instance_norm", "layer_norm", "rms_norm", "group_norm"))
 BEFORE_ACTIVATION = frozenset(("add", "sub", "batch_norm"))
@@ -49,6 +53,11 @@ def passes(node: Node) -> bool:
 def is_operator(node: Node) -> bool:
     """Whether a node is an operator whose tensors are quantized."""
     return operator(node) in COMPUTES | ACTIVATIONS | JOINS
+
+
+def is_cheap(node: Node) -> bool:
+    """Whether a node is such an operator without a sum of products."""
+    return is_operator(node) and operator(node) not in PRODUCTS
 
 
 def source(node: Node) -> Node:
