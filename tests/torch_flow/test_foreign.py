@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.torch_flow.export.networks import llama, logits
 from tests.torch_flow.export.test_reload import quantized
 
 from quark.errors import ConfigError, ModelError, QuarkError
-from quark.torch import LLMTemplate
+from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.formats import FORMATS
 from quark.torch.export.write_as import export_as
 from quark.torch.files.foreign import convert, quantized_model
@@ -101,6 +102,33 @@ def test_every_pair_is_equal_or_refused_in_one_sentence(name: str, tmp_path: Pat
         near = "nvfp4" in name and format == "compressed-tensors"  # which has the reciprocals of scales
         torch.testing.assert_close(logits(again), answers, rtol=0, atol=1e-6 * near)
     assert set(SOURCES.get(name, ())) - {"gptq_v2"} <= set(done)  # what is equal is not refused
+
+
+MIXES: dict[str, tuple[list[str], dict[str, str]]] = {  # what stays float, what has another scheme
+    "experts of a layer": (["*layers.1*experts*"], {}),
+    "an expert": (["*layers.1*experts.0.*"], {}),
+    "a projection": (["*layers.1*down*"], {}),
+    "another projection": ([], {"*down_proj": "int8_wo_per_channel"}),
+    "another layer": ([], {"*layers.0*": "int8_wo_per_channel"}),
+    "another attention": ([], {"*self_attn*": "int8_wo_per_channel"}),
+}
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("mix", MIXES)
+def test_experts_of_several_schemes_are_for_vllm_alone(mix: str, kind: str, tmp_path: Path) -> None:
+    """transformers stacks experts by one scheme: of others it made other numbers, without a word, or broke off."""
+    from tests.consumers import tiny
+
+    model, (floats, layers) = tiny.made(kind, dict(tiny.model_types())[kind], {}), MIXES[mix]
+    config = LLMTemplate.for_model(model).get_config("int4_wo_32", layer_config=layers)
+    ModelQuantizer(replace(config, exclude=[*config.exclude, *floats])).quantize_model(model)
+    with pytest.raises(ConfigError, match=r"it stacks experts by one scheme, and 'model\.layers"):
+        export_as(model, tmp_path / "a", "compressed-tensors", tmp_path)
+    assert not (tmp_path / "a").exists()
+    export_as(model, tmp_path / "b", "compressed-tensors", tmp_path, program="vllm")
+    again, inputs = quantized_model(tmp_path / "b"), tiny.inputs_of(model)
+    assert torch.equal(tiny.answer(again, inputs), tiny.answer(model, inputs))
 
 
 @pytest.mark.parametrize("file", ["model.gguf", "quark_model.onnx"])

@@ -418,7 +418,8 @@ def test_experts_that_transformers_does_not_read(
     monkeypatch.setattr(transformers_reads, "UnfusedExperts", torch.nn.Bilinear)
     monkeypatch.setattr(transformers_reads, "is_replaced", lambda module: replaced)
     monkeypatch.setattr(transformers_reads, "is_listed", lambda path, module, names: listed)
-    schemes = {scheme: SimpleNamespace(input_activations=1 if inputs else None)}
+    monkeypatch.setattr(transformers_reads, "is_fused", lambda module: False)
+    schemes = {scheme: SimpleNamespace(input_activations=1 if inputs else None, weights="int4")}
     found = transformers_reads.experts(model, schemes, None)  # type: ignore[arg-type]
     if not scheme.startswith("experts.") or replaced:
         assert found is None

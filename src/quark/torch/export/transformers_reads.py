@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from quark.errors import QuarkError
-from quark.torch.experts import UnfusedExperts, numbered_stacks
+from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
 from quark.torch.export.model_files import float_dtype, is_untied
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of
 from quark.torch.export.stored import StoredScales
@@ -120,8 +120,11 @@ def parts_of_inputs(layer: QuantLayer) -> list[FakeQuantize]:
 
 
 def experts(model: nn.Module, schemes: Mapping[str, Any], names: FileNames) -> str | None:
-    """Experts that are quantized: stacked ones are made up at random, others have float inputs."""
-    for path, module in model.named_modules():
+    """Experts that are quantized: stacked ones are made up at random, others have float inputs, and one scheme with
+    all other layers, which it takes them by when it stacks them."""
+    stacks = {path: one for path, one in model.named_modules() if isinstance(one, UnfusedExperts) or is_fused(one)}
+    inside: list[str] = []
+    for path, module in stacks.items():
         own = next((name for name in schemes if name.startswith(f"{path}.")), None)
         if not isinstance(module, UnfusedExperts) or own is None or is_replaced(module):
             continue
@@ -129,7 +132,14 @@ def experts(model: nn.Module, schemes: Mapping[str, Any], names: FileNames) -> s
             return f"it has no place for the experts of {path!r}, and makes them up at random"
         if schemes[own].input_activations is not None:
             return f"it computes the experts of {path!r} with float inputs"
-    return None
+        inside += [
+            own,
+            *(f"{path}.{name}" for name, part in module.named_modules() if name and "weight" in part._parameters),
+        ]
+    left = [path for path, module in stacks.items() if is_fused(module)]
+    weights = {name: schemes[name].weights if name in schemes else None for name in (*inside, *left, *schemes)}
+    other = next((name for name, own in weights.items() if inside and own != weights[inside[0]]), None)
+    return other and f"it stacks experts by one scheme, and {other!r} has another one than {inside[0]!r}, or none"
 
 
 def is_replaced(module: UnfusedExperts) -> bool:

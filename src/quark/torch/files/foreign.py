@@ -389,6 +389,7 @@ def config_of(model: nn.Module, found: FolderLayers, caches: FolderCaches) -> QC
     others = {path: found.layers[name].config for path, name in found.inside.items() if kinds[name] != usual}
     modules = (path for path, module in model.named_modules() if kind_of(module) is not None)
     floats = [path for path in modules if path not in found.inside]
+    floats += [f"{path}.*" for path, module in model.named_modules() if is_fused(module)]
     return QConfig(common, layer_quant_config=others, exclude=floats, **caches.fields)
 
 
