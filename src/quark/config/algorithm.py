@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 
 import numpy as np
 
+from quark.config.known_fields import KnownFields
 from quark.errors import ConfigError, check_name, check_names
 
 
@@ -52,7 +53,7 @@ def one_of(*allowed: object) -> Allowed:
     return Allowed(" or ".join(map(repr, allowed)), lambda value: value in allowed)
 
 
-class AlgorithmSettings:
+class AlgorithmSettings(KnownFields):
     """Base of the configurations of both dialects.
 
     Attributes:

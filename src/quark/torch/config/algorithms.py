@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from quark.algorithms.own import OWN
 from quark.config.algorithm import COUNT, NOT_NEGATIVE, ON, POSITIVE, RATIO, SHARE, SHARES, Bounds, one_of
+from quark.config.known_fields import KnownFields
 from quark.errors import ConfigError
 from quark.reading import read_json
 from quark.torch.config.algo_base import AlgoConfig
@@ -128,7 +129,7 @@ class AWQConfig(AlgoConfig):
 
 
 @dataclass
-class OnlineRotationConfig:
+class OnlineRotationConfig(KnownFields):
     """Which layers turn their inputs when the model runs; kept for files of the peer.
 
     Attributes:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from quark import __version__
+from quark.config.known_fields import KnownFields
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, check_names
 from quark.numerics.granularity import Channel, Tensor
@@ -31,7 +32,7 @@ TensorConfigs = QTensorConfig | list[QTensorConfig] | None
 
 
 @dataclass(eq=True)
-class QLayerConfig:
+class QLayerConfig(KnownFields):
     """The tensors of a layer; ``None`` stays float.
 
     Attributes:
@@ -146,7 +147,7 @@ def check_keys(kind: str, data: Mapping[str, Any], allowed: list[str]) -> None:
 
 
 @dataclass(eq=True)
-class QConfig:
+class QConfig(KnownFields):
     """How a model is quantized; ``ModelQuantizer`` reads it and never changes it.
 
     Attributes:

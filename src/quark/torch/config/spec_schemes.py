@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from quark.config.known_fields import KnownFields
 from quark.errors import ConfigError, unknown
 from quark.torch import observer as observers
 from quark.torch.config.tensor import QTensorConfig
@@ -44,7 +45,7 @@ NAMED: dict[str, tuple[str, Mapping[str, Any]]] = {
 Fields = Mapping[str, Any]
 
 
-class DataTypeSpec:
+class DataTypeSpec(KnownFields):
     """Base of the spec helpers, and what the fields of all of them mean; each has some of these.
 
     Args:

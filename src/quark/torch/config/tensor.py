@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
+from quark.config.known_fields import KnownFields
 from quark.config.tensor import TensorSpec, narrow_of, scale_rule_of
 from quark.errors import ConfigError, check_name, check_names, unknown
 from quark.numerics.blocks import BLOCKS
@@ -64,7 +65,7 @@ ENUMS = {
 
 
 @dataclass(eq=True)
-class QTensorConfig:
+class QTensorConfig(KnownFields):
     """How one tensor is quantized.
 
     Attributes:
@@ -120,7 +121,7 @@ class QTensorConfig:
 
     def __setattr__(self, field: str, value: Any) -> None:
         """Fields of names take strings, when the configuration is made and later."""
-        object.__setattr__(self, field, member(ENUMS[field], field, value) if field in ENUMS else value)
+        super().__setattr__(field, member(ENUMS[field], field, value) if field in ENUMS else value)
 
     def __post_init__(self) -> None:
         if self.block_size is not None:

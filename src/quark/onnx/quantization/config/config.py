@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quark.config.job import Job, Target, for_target
+from quark.config.known_fields import KnownFields
 from quark.config.options import Options, parse_options
 from quark.config.presets import PRESETS, Preset, get_preset
 from quark.config.rules import Rule, Rules
@@ -30,7 +31,7 @@ from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig, QuantGra
 from quark.onnx.quantization.config.tuners import preset_tuners
 
 
-class QConfig:
+class QConfig(KnownFields):
     """The configuration of one quantization.
 
     Args:
@@ -241,7 +242,7 @@ def _int16(spec: Any) -> Any:
 
 
 @dataclass
-class QuantizationConfig:
+class QuantizationConfig(KnownFields):
     """The older form of a global configuration, as ``get_default_config`` returns it.
 
     Attributes:
@@ -314,7 +315,7 @@ def _fine_tuning(preset: Preset) -> list[AlgoConfig]:
     return [replace(preset_tuners()[preset.tuning])]
 
 
-class Config:
+class Config(KnownFields):
     """The older wrapper: ``Config(global_quant_config=get_default_config("XINT8"))``.
 
     Args:

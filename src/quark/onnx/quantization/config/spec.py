@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from quark.config.known_fields import KnownFields
 from quark.config.tensor import LayerSpec, TensorSpec, narrow_of, scale_rule_of
 from quark.errors import ConfigError, check_names, unknown
 from quark.numerics.blocks import BLOCKS
@@ -106,7 +107,7 @@ def _method_name(method: CalibMethod | str) -> str:
     return METHODS[method] if isinstance(method, CalibMethod) else method
 
 
-class QTensorConfig:
+class QTensorConfig(KnownFields):
     """How one tensor is quantized.
 
     Args:
@@ -325,7 +326,7 @@ Int8Spec = _spec_of(get_format(Int8.format))
 XInt8Spec = _spec_class(Int8, True, CalibMethod.MinMSE, ScaleType.PowerOf2, "XInt8Spec", Int8Spec)
 
 
-class QLayerConfig:
+class QLayerConfig(KnownFields):
     """The specs of one layer's tensors. Compared by identity, so that equal ones can be keys of one dictionary.
 
     Args:
