@@ -26,6 +26,7 @@ F32 = np.float32
 CONSTANTS = {
     "two": np.array(2, F32),
     "eps": np.array(1e-5, F32),
+    "minus": np.array(-0.5, F32),
     "w": models.normal(8, 8),
     "axes": np.array([1]),
     "one": np.array([1]),
@@ -50,6 +51,8 @@ DIVIDED = {
     "the dividend": ("p = Sqrt (x) y = Div (p, two)", ""),
     "a reciprocal": ("p = Sqrt (x) y = Reciprocal (p)", "p"),
     "a product of two": ("a = Sqrt (x) b = Abs (x) p = Mul (a, b) y = Div (x, p)", ""),
+    "a negative power": ("p = Mul (x, x) m = ReduceMean (p) e = Add (m, eps) y = Pow (e, minus)", "p m e"),
+    "a positive power": ("p = Mul (x, x) m = ReduceMean (p) e = Add (m, eps) y = Pow (e, two)", ""),
     "a factor": ("a = Sqrt (x) p = Mul (a, two) y = Div (x, p)", "a p"),
     "moved": ("a = Sqrt (x) b = Reshape (a, shape) y = Div (x, b)", "a b"),
     "a layer": ("a = MatMul (x, w) b = Sqrt (a) y = Div (x, b)", "b"),

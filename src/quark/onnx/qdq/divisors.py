@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import bodies, is_constant
+from quark.onnx.graph.surgery import bodies, constant_array, is_constant
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import ACTIVATES, DIVISORS, MAKES_DIVISORS, MOVES_VALUES
 
@@ -29,18 +29,28 @@ def makes_divisors(model: ir.Model) -> set[ir.Node]:
     operator belongs to them; a layer only as part of a front end: all that is before the logarithm, where no activation
     function, normalization, recurrence or pool is between the inputs of the model and it.
     """
-    readers = [node for node in model.graph.all_nodes() if node.op_type in DIVISORS]
-    found, _ = _walked(readers)
-    odds, ends = _walked((node for node in readers if node.op_type == "Log"), _MAKES_ODDS)
-    found |= odds | {node for node in readers if _of_exponentials(node)}
+    read = {node: value for node in model.graph.all_nodes() if (value := _divisor(node)) is not None}
+    found, _ = _walked(read.values())
+    odds, ends = _walked((value for node, value in read.items() if node.op_type == "Log"), _MAKES_ODDS)
+    found |= odds | {node for node in read if _of_exponentials(node)}
     found |= {node for node in ends if node.op_type not in LAYERS}  # a Softmax, say; what it reads need not stay float
     return found | _with_makers(ends & _front(model))
 
 
-def _walked(divisors: Iterable[ir.Node], through: frozenset[str] = MAKES_DIVISORS) -> tuple[set[ir.Node], set[ir.Node]]:
-    """The nodes that make what these read, and those at which the walk back ends."""
+def _divisor(node: ir.Node) -> ir.Value | None:
+    """What a node divides by, takes the logarithm of, or raises to a negative power."""
+    if node.op_type == "Pow":
+        exponents = constant_array(node.inputs[1])
+        return None if exponents is None or not (exponents < 0).any() else node.inputs[0]
+    return node.inputs[DIVISORS[node.op_type]] if node.op_type in DIVISORS else None
+
+
+def _walked(
+    divisors: Iterable[ir.Value], through: frozenset[str] = MAKES_DIVISORS
+) -> tuple[set[ir.Node], set[ir.Node]]:
+    """The nodes that make these, and those at which the walk back ends."""
     found, ends = set[ir.Node](), set[ir.Node]()
-    pending = [node.inputs[DIVISORS[node.op_type]] for node in divisors]
+    pending: list[ir.Value | None] = list(divisors)
     while pending:
         value = pending.pop()
         node = None if value is None else value.producer()

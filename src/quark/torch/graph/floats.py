@@ -85,7 +85,8 @@ def float_nodes(model: GraphModule) -> LeftFloat:
 
 def _divisors(model: GraphModule) -> Iterator[tuple[Node, Node]]:
     for node in model.graph.nodes:
-        position = _DIVISORS.get(operator(node).rstrip("_"), len(node.args))
+        inverts = operator(node) == "pow" and isinstance(node.args[1], int | float) and node.args[1] < 0
+        position = 0 if inverts else _DIVISORS.get(operator(node), len(node.args))
         divisor = node.args[position] if position < len(node.args) else None
         if isinstance(divisor, Node) and is_real(divisor):
             yield node, divisor
