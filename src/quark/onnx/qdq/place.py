@@ -235,7 +235,7 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
     if node in placement.decoding:
         return DECODES
     if node in placement.dividing or DIVISORS.get(node.op_type) == 0:  # a Log itself: what it reads is float
-        return "it makes a divisor or a logarithm, or divides exponentials: small values must not be rounded to 0"
+        return "something is divided by its result, or its logarithm taken, or it divides exponentials: never 0"
     rule = OP_RULES.get(node.op_type, GENERIC)
     if node.op_type == "MatMul" and _const_b_only(placement.job) and slots.weight_input(node, rule) is None:
         return "MatMulConstBOnly: its second input is not constant"
