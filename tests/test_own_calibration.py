@@ -112,9 +112,14 @@ def test_every_method_works_for_every_scheme_of_torch(method: str, scheme: str) 
     numbers = np.arange(quantizer.scale.numel()).reshape(granularity.parameter_shape(weight.shape))
     owner = np.broadcast_to(np.asarray(granularity.expand(numbers, weight.shape)), weight.shape)
     for number, scale in enumerate(quantizer.scale.reshape(-1).tolist()):
-        statistic = row.observe({})
-        statistic.update(weight[owner == number])
-        assert scale == float(grid.parameters(*row.find(statistic, grid, {}))[0])
+        alone = weight[owner == number]
+        if row.rows is None or numbers.size == 1:
+            statistic = row.observe({})
+            statistic.update(alone)
+            lo, hi = row.find(statistic, grid, {})
+        else:  # a weight of several scales is searched by the codes that are stored
+            lo, hi = (float(side[0]) for side in row.of_rows(alone.reshape(1, -1), grid, {}))
+        assert scale == float(grid.parameters(lo, hi)[0])
 
 
 def test_methods_with_needs_of_their_own_work_where_these_are_met() -> None:

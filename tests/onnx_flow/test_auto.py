@@ -253,8 +253,8 @@ def test_where_nothing_is_within_the_nearest_preset_is_improved_first_and_cheape
         return replace(trial, judged=Judged("y", 0, "", levels[trial.name], 0.0), bytes=9)
 
     def improve(self: Search, climb: Climb, seconds: float) -> bool:
-        improved.append(climb.preset)
-        return solvable and climb.preset == "A16W8"
+        improved.append(climb.first.choice.preset)
+        return solvable and climb.first.choice.preset == "A16W8"
 
     monkeypatch.setattr(Search, "_made", judge)
     monkeypatch.setattr(Search, "improved", improve)

@@ -122,9 +122,9 @@ def test_what_is_said_about_outputs_holds_behind_the_activation(outputs: bool, m
     monkeypatch.setattr(
         place.fuse, "fused_producer", lambda node, plan, job: model.graph[0] if node.op_type == "Relu" else None
     )
-    placement: Any = SimpleNamespace(model=model, plan=plan, ranks={}, decisions={"n1": decision})
-    placement.job = SimpleNamespace(target="cpu", options=SimpleNamespace(UseUnsignedReLU=False))
-    place._carry_outputs(placement)
+    job: Any = SimpleNamespace(target="cpu", options=SimpleNamespace(UseUnsignedReLU=False))
+    decisions: Any = {"n1": decision}
+    place._carry_outputs(place.Placement(model, job, decisions, plan))
     assert plan.tensors["y"].spec.format == ("int16" if outputs else "int8")
 
 

@@ -231,6 +231,7 @@ def test_bfloat16_is_clipped_where_that_is_asked_for(asked: bool, format: str, c
         return [ir.Value(name="lo"), ir.Value(name="hi")]
 
     item: Any = SimpleNamespace(value=value, tensor=tensor, name="x", options=SimpleNamespace(BF16WithClip=asked))
+    item.node = lambda op, inputs, attributes, kind: ir.node(op, inputs)
     item.parameters = SimpleNamespace(bounds=bounds, names=SimpleNamespace(fresh=lambda name: name))
     found = activation_nodes._clip(item)
     assert [node.op_type for node in found] == (["Clip"] if clipped else [])

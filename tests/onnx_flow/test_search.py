@@ -236,7 +236,7 @@ def test_no_thread_parses_python(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     sensitivity(path, "A8W8_CPU", feeds(2), ["uint8/int4", "uint8/int8"], workers=2)
     tuner = AdaRoundConfig(num_iterations=2, batch_size=1, mem_opt_level=2, num_workers=2)
     config = config_of({"preset": "A8W8_CPU", "options": {"PrintSummary": False}})
-    config.algo_config = [tuner]
+    config.algorithms = [tuner]
     ModelQuantizer(Config(config)).quantize_model(str(path), None, feeds())
     assert not elsewhere
 

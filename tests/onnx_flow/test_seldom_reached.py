@@ -199,17 +199,14 @@ def test_what_a_recurrent_layer_computes(
 
 
 @pytest.mark.parametrize("axis", [1, -1, 0])
-def test_parameters_of_groups_are_gathered(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_of_groups_are_gathered(axis: int) -> None:
     added: list[np.ndarray] = []
     spec = TensorSpec("int8", granularity=Group(axis, 2))
     value = ir.Value(name="w")
     value.const_value = ir.tensor(models.normal(4, 6))
     item: Any = SimpleNamespace(name="w", value=value, tensor=TensorPlan("w", "weight", spec, "", "w"))
     item.parameters = SimpleNamespace(add=lambda array, name: added.append(array) or name)
-    monkeypatch.setattr(
-        store, "single",
-        lambda item, op, inputs, attributes, kind: SimpleNamespace(op=op, attributes=attributes, outputs=["out"]),
-    )  # fmt: skip
+    item.node = lambda op, inputs, attributes, kind: SimpleNamespace(op=op, attributes=attributes, outputs=["out"])
     shape = (2, 6) if axis == 0 else (4, 3)
     grid = np.arange(12.0).reshape(shape)
     ((node,), result) = store._beside(item, grid.reshape(-1), "Mul")
