@@ -24,6 +24,7 @@ LAYERS = {  # a module imports from lower numbers only, and from its own package
     "errors": -3,
     "deferred": -3,
     "garbage": -3,
+    "graphs": -3,
     "reading": -2,
     "parallel": -2,
     "files": -1,

@@ -12,7 +12,7 @@ import pytest
 
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.qdq.angles import ANGLE, makes_angles, no_data
+from quark.onnx.qdq.angles import ANGLE, NoData, makes_angles
 
 RNG = np.random.default_rng(0)
 FREQUENCIES = (1 / 10000 ** (np.arange(8) / 8)).astype(np.float32)
@@ -71,7 +71,7 @@ def test_the_nodes_that_make_an_angle_stay_float(name: str) -> None:
     nodes, values = makes_angles(model)
     assert {str(node.name) for node in nodes} == set(FORMS[name][3].split())
     assert {"angle"} <= {str(value.name) for value in values}
-    assert {str(node.name) for node, why in no_data(model).items() if why == ANGLE} == {str(one.name) for one in nodes}
+    assert {node for node, why in NoData.of(model).nodes.items() if why == ANGLE} == nodes
 
 
 @pytest.mark.parametrize("preset", ["A8W8", "XINT8", "UINT8_DYNAMIC_QUANT"])

@@ -172,8 +172,9 @@ def run_in_time(
     Raises:
         DataError: the loop did not end in ``budget.LOOP_SECONDS``.
     """
+    # copies: a BatchNormalization that trains writes its statistics into the inputs of the graph
     given = {name: np.array(array) if isinstance(array, np.ndarray) else array for name, array in feed.items()}
-    if loop is None:  # a copy: a BatchNormalization that trains writes its statistics into the inputs of the graph
+    if loop is None:
         return list(session.run(names, given))
     options = onnxruntime.RunOptions()
     options.log_severity_level = 4

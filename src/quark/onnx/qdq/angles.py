@@ -11,6 +11,9 @@ that lead to them are quantized, but for products of coordinates (a few numbers 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
 import onnx_ir as ir
 
 from quark.onnx.qdq.index_paths import computes_shapes
@@ -39,9 +42,23 @@ def makes_angles(model: ir.Model) -> tuple[set[ir.Node], set[ir.Value]]:
     return nodes, values
 
 
-def no_data(model: ir.Model) -> dict[ir.Node, str]:
-    """The nodes that compute numbers of which none may be rounded, and why."""
-    return dict.fromkeys(makes_angles(model)[0], ANGLE) | dict.fromkeys(computes_shapes(model), SHAPE)
+@dataclass(frozen=True)
+class NoData:
+    """Numbers of which none may be rounded.
+
+    Attributes:
+        nodes: that compute them, and why.
+        tensors: that nobody quantizes, whoever makes them.
+    """
+
+    nodes: Mapping[ir.Node, str] = field(default_factory=dict)
+    tensors: Set[ir.Value] = frozenset()
+
+    @classmethod
+    def of(cls, model: ir.Model) -> NoData:
+        """Those of a model."""
+        nodes, values = makes_angles(model)
+        return cls(dict.fromkeys(nodes, ANGLE) | dict.fromkeys(computes_shapes(model), SHAPE), values)
 
 
 def _of_coordinates(node: ir.Node) -> bool:

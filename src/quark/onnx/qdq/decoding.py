@@ -17,6 +17,7 @@ from collections.abc import Iterator, Set
 
 import onnx_ir as ir
 
+from quark.graphs import connected
 from quark.onnx.graph.surgery import is_constant
 
 OPTION = "FloatDecoding"
@@ -50,11 +51,11 @@ ARITHMETIC = frozenset(["Add", "Div", "Max", "Min", "Mul", "Sub"])
 def decoding_nodes(model: ir.Model) -> set[ir.Node]:
     """The nodes that decode the outputs; shapes that are computed beside them are among them."""
     found: set[ir.Node] = set()
-    for part in _connected(_tail(model)):
+    for part in connected(_tail(model), _neighbours):
         kinds = {node.op_type for node in part}
         joins = any(node.op_type in PIECES and _moves_data(node) for node in part)
         if joins and (kinds & CURVES or kinds & ARITHMETIC):
-            found |= part
+            found.update(part)
     return found
 
 
@@ -93,19 +94,10 @@ def _is_layer(node: ir.Node) -> bool:
     return node.op_type in LAYERS or node.domain not in ("", "ai.onnx")
 
 
-def _connected(nodes: set[ir.Node]) -> Iterator[set[ir.Node]]:
-    """Parts that tensors connect."""
-    left = set(nodes)
-    while left:
-        part, pending = set[ir.Node](), [left.pop()]
-        while pending:
-            node = pending.pop()
-            part.add(node)
-            beside = [value.producer() for value in node.inputs if value is not None]
-            beside += [use.node for value in node.outputs for use in value.uses()]
-            pending += [one for one in beside if one in left]
-            left -= set(pending)
-        yield part
+def _neighbours(node: ir.Node) -> Iterator[ir.Node]:
+    makers = (value.producer() for value in node.inputs if value is not None)
+    yield from (maker for maker in makers if maker is not None)
+    yield from (use.node for value in node.outputs for use in value.uses())
 
 
 def _moves_data(node: ir.Node) -> bool:

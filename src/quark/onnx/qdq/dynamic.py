@@ -27,7 +27,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.graph.surgery import attribute, float_attribute, input_at, int_attribute, is_constant, operand, own_copy
 from quark.onnx.qdq import slots
-from quark.onnx.qdq.angles import no_data
+from quark.onnx.qdq.angles import NoData
 from quark.onnx.qdq.selection import bound, passed_over
 
 Reason = str | None
@@ -128,7 +128,7 @@ def place_dynamic(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) ->
     Raises:
         ConfigError: a name or pattern of the configuration matches nothing.
     """
-    plan, decisions, left = Plan(), bound(model, job, before), no_data(model)
+    plan, decisions, left = Plan(), bound(model, job, before), NoData.of(model).nodes
     for node in list(model.graph):
         decision = decisions[node.name or ""]
         why = decision.reason if decision.layer is None else _why_float(node, decision.layer, job, left.get(node))

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from quark.graphs import connected
 from quark.onnx.graph.surgery import is_constant
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_rules import OP_RULES
@@ -23,26 +24,8 @@ REASON = "it stands between float operators: codes would cost accuracy and reach
 
 def isolated_nodes(chosen: Iterable[ir.Node]) -> set[ir.Node]:
     """Those of the nodes that are to be quantized which form isolated groups."""
-    left, found = dict.fromkeys(chosen), set[ir.Node]()
-    members = set(left)
-    while left:
-        group = _connected(next(iter(left)), members)
-        for node in group:
-            left.pop(node, None)
-        if all(_cheap(node) and _inland(node) for node in group):
-            found |= group
-    return found
-
-
-def _connected(node: ir.Node, members: set[ir.Node]) -> set[ir.Node]:
-    """The node and all of ``members`` that float tensors link to it."""
-    group, open_ends = {node}, [node]
-    while open_ends:
-        for other in _neighbours(open_ends.pop()):
-            if other in members and other not in group:
-                group.add(other)
-                open_ends.append(other)
-    return group
+    groups = connected(chosen, _neighbours)
+    return {node for group in groups if all(_cheap(one) and _inland(one) for one in group) for node in group}
 
 
 def _neighbours(node: ir.Node) -> list[ir.Node]:

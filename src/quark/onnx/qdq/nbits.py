@@ -40,7 +40,7 @@ from quark.onnx.graph.surgery import (
     tensor_of,
 )
 from quark.onnx.qdq import slots
-from quark.onnx.qdq.angles import no_data
+from quark.onnx.qdq.angles import NoData
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, WeightGroups, on_grid
 from quark.onnx.qdq.selection import bound, passed_over
 
@@ -57,7 +57,7 @@ def place_nbits(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> P
     """
     nbits = parse_nbits(job.options.MatMulNBitsParams)
     check_name("Algorithm in MatMulNBitsParams", nbits.Algorithm, ALGORITHMS)
-    plan, decisions, left = Plan(), bound(model, job, before), no_data(model)
+    plan, decisions, left = Plan(), bound(model, job, before), NoData.of(model).nodes
     for node in model.graph:
         decision = decisions[node.name or ""]
         why = decision.reason if decision.layer is None else _why_float(node, nbits, job.options, left.get(node))

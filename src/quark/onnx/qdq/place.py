@@ -39,7 +39,7 @@ from quark.onnx.qdq import (
     slower,
     tables,
 )
-from quark.onnx.qdq.angles import makes_angles, no_data
+from quark.onnx.qdq.angles import NoData
 from quark.onnx.qdq.block_axes import in_blocks, is_scalar
 from quark.onnx.qdq.channel_axes import FUSED_INTEGERS, weight_axes
 from quark.onnx.qdq.decoding import REASON as DECODES
@@ -58,7 +58,7 @@ class Placement:
     job: Job
     decisions: Mapping[str, Decision]
     plan: Plan = field(default_factory=Plan)
-    no_data: Mapping[ir.Node, str] = field(default_factory=dict)
+    no_data: NoData = field(default_factory=NoData)
     dividing: set[ir.Node] = field(default_factory=set)
     decoding: set[ir.Node] = field(default_factory=set)
     masking: set[ir.Node] = field(default_factory=set)
@@ -111,9 +111,9 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
         ConfigError: a name or pattern of the configuration matches nothing.
     """
     nodes, decisions = list(model.graph), selection.bound(model, job, before)
-    placement = Placement(model, job, decisions, no_data=no_data(model), dividing=makes_divisors(model))
+    placement = Placement(model, job, decisions, no_data=NoData.of(model), dividing=makes_divisors(model))
     placement.masking, placement.masked = masks.masked_tensors(model)
-    placement.masked |= makes_angles(model)[1]
+    placement.masked |= placement.no_data.tensors
     spared = job.options.FloatDecoding
     placement.decoding = decoding_nodes(model) if spared or (spared is None and _suits_cpu(job, None)) else set()
     chosen = {node: _consider(node, placement) for node in nodes}
@@ -128,7 +128,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
         if rule.output == "same":
             _pass_through(node, layer, placement)
     recurrent.store_weights(model, placement.plan, job, decisions, _suits_cpu(job, job.options.DynamicLSTM))
-    left = {*placement.no_data} | placement.decoding | placement.masking
+    left = {*placement.no_data.nodes} | placement.decoding | placement.masking
     tables.store_tables(model, placement.plan, job, decisions, left)
     own_inputs.separate(model, placement.plan, placement.apart)
     _leave_outputs(placement)
@@ -230,8 +230,8 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
         return "NodesToQuantize does not name it"
     if not _in_op_set(node.op_type, placement.job):
         return f"{node.op_type} is not among the operator types to quantize"
-    if node in placement.no_data:
-        return placement.no_data[node]
+    if node in placement.no_data.nodes:
+        return placement.no_data.nodes[node]
     if node in placement.decoding:
         return DECODES
     if node in placement.dividing or DIVISORS.get(node.op_type) == 0:  # a Log itself: what it reads is float

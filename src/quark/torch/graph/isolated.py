@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator
 
 from torch.fx import GraphModule, Node
 
+from quark.graphs import connected
 from quark.torch.graph.calls import is_real
 from quark.torch.graph.operators import is_cheap, is_operator, passes
 
@@ -26,12 +27,8 @@ def isolated_nodes(model: GraphModule, floats: Container[Node]) -> Iterator[Node
         model: a lifted graph.
         floats: what stays float for other reasons.
     """
-    left = dict.fromkeys(node for node in model.graph.nodes if node not in floats and _is_member(node))
-    members = set(left)
-    while left:
-        group = _connected(next(iter(left)), members)
-        for node in group:
-            left.pop(node, None)
+    members = [node for node in model.graph.nodes if node not in floats and _is_member(node)]
+    for group in connected(members, _neighbours):
         if all(is_cheap(node) or passes(node) for node in group):
             yield from group
 
@@ -42,14 +39,7 @@ def _is_member(node: Node) -> bool:
     return ends or (is_real(node) and (is_operator(node) or passes(node)))
 
 
-def _connected(node: Node, members: set[Node]) -> set[Node]:
-    """The node and all members that tensors of real numbers link to it."""
-    group, open_ends = {node}, [node]
-    while open_ends:
-        one = open_ends.pop()
-        near = [other for other in one.all_input_nodes if is_real(other)] + (list(one.users) if is_real(one) else [])
-        for other in near:
-            if other in members and other not in group:
-                group.add(other)
-                open_ends.append(other)
-    return group
+def _neighbours(node: Node) -> Iterator[Node]:
+    """The nodes that tensors of real numbers link to it."""
+    yield from filter(is_real, node.all_input_nodes)
+    yield from node.users if is_real(node) else ()
