@@ -55,3 +55,16 @@ def test_the_nearest_field_is_named() -> None:
     config = onnx_flow.QConfig()
     config.exclude = ["head"]
     assert config.exclude == ["head"]
+
+
+def test_a_class_of_a_user_may_set_more_when_it_is_made() -> None:
+    class Mine(onnx_flow.QConfig):
+        def __init__(self, wish: str) -> None:
+            super().__init__()
+            self.noted = wish * 2
+
+    made = Mine("a")
+    made.noted = "b"
+    assert made.noted == "b"
+    with pytest.raises(ConfigError, match="field of Mine"):
+        made.note = "c"  # type: ignore[attr-defined]

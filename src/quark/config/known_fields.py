@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -25,8 +27,13 @@ class KnownFields:
 
 @cache
 def _fields(kind: Any) -> tuple[str, ...]:
-    """What the constructors of a class and its bases take, and what it declares."""
-    taken = [inspect.signature(one).parameters for one in kind.__mro__ if "__init__" in vars(one)]
-    declared = [vars(one).get("__annotations__", {}) for one in kind.__mro__]
-    names = dict.fromkeys(name for group in (*taken, *declared) for name in group)
-    return tuple(name for name in names if name not in ("self", "args", "kwargs"))
+    """What a class and its bases declare, and what their constructors take or set: classes of users may have more."""
+    makers = [one for one in kind.__mro__ if "__init__" in vars(one) and one is not object]
+    groups = [vars(one).get("__annotations__", {}) for one in kind.__mro__]
+    groups += [(*inspect.signature(one).parameters, *_set_in(vars(one)["__init__"])) for one in makers]
+    return tuple(dict.fromkeys(name for group in groups for name in group if name not in ("args", "kwargs")))
+
+
+def _set_in(function: Any) -> Iterator[str]:
+    """The attributes that a function sets."""
+    yield from (step.argval for step in dis.get_instructions(function) if step.opname == "STORE_ATTR")
