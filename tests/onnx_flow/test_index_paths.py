@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 from tests.onnx_flow.random_detectors import Drawing
@@ -15,7 +16,9 @@ from quark.onnx import ModelQuantizer, QConfig
 from quark.onnx.coverage import Coverage, coverage
 from quark.onnx.graph import model as files
 from quark.onnx.graph.shapes import infer_shapes
+from quark.onnx.qdq import slots
 from quark.onnx.qdq.index_paths import MAKES_DISCRETE, computes_shapes
+from quark.onnx.qdq.op_rules import GENERIC
 
 WIDE = 16
 
@@ -178,3 +181,13 @@ def test_shares_of_macs() -> None:
     made = ModelQuantizer(config).quantize_model(model, None, [feed])
     assert made is not None
     assert coverage(made, feed).integer == pytest.approx(1280 / (6912 + 1280))
+
+
+@pytest.mark.parametrize(("op_type", "inputs", "read"), [
+    ("GridSample", 2, "x0"), ("RoiAlign", 3, "x0"), ("MaxRoiAlign", 2, "x0"), ("ScatterND", 3, "x0 x2"),
+    ("Sum", 3, "x0 x1 x2"), ("Range", 3, ""),
+])  # fmt: skip
+def test_coordinates_are_no_activations_where_all_operators_are_quantized(op_type: str, inputs: int, read: str) -> None:
+    values = [ir.Value(name=f"x{at}", type=ir.TensorType(ir.DataType.FLOAT)) for at in range(inputs)]
+    found = slots.data_inputs(ir.node(op_type, values), GENERIC)
+    assert [value.name for value in found] == read.split()

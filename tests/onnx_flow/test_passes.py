@@ -105,7 +105,29 @@ FOLDS = {
     "gemm with a bias for every element": norms("Gemm", models.normal(5, 6), "", "float[3, 5]", models.normal(3, 6)),
     "gemm with one bias": norms("Gemm", models.normal(6, 6), "", "float[3, 6]", models.normal(1)),
 }
+
+
+def constants_in_a_body() -> onnx.ModelProto:
+    """Nodes without inputs before every kind of move, where folding of the graph does not reach."""
+    return models.model(
+        """bodies (float[2, 3] x) => (float[1, 6] y) {
+            n = ReduceMax <keepdims = 0> (x) c = Greater (n, zero)
+            y = If (c) <
+                then_branch = g () => (float[1, 6] t) {
+                    a = Constant <value = float[2, 3] {1, 2, 3, 4, 5, 6}> () s = Constant <value_ints = [1, 6]> ()
+                    b = Transpose (a) u = Unsqueeze (b, first) q = Squeeze (u, first) r = Reshape (q, s)
+                    p = Reshape (a, s) t = Add (p, r)
+                },
+                else_branch = h () => (float[1, 6] e) { f = Flatten <axis = 0> (x) e = Identity (f) }
+            >
+        }""",
+        {"zero": np.float32(0), "first": np.int64([0])},
+        17,
+    )
+
+
 ZOO = {
+    "constants in a body": constants_in_a_body(),
     "attention": models.attention(),
     "branching": models.branching(),
     "chain": models.conv_chain(3),

@@ -143,11 +143,12 @@ def _clean(value: ir.Value) -> bool:
 
 
 def _keeps_order(node: ir.Node) -> bool:
-    if node.domain or node.inputs[0] is None:
+    source = input_at(node, 0)
+    if node.domain or source is None:
         return False
     if node.op_type != "Transpose":
         return node.op_type in _RESHAPING
-    shape, order = node.inputs[0].shape, ints_attribute(node, "perm")
+    shape, order = source.shape, ints_attribute(node, "perm")
     if shape is None:
         return False
     moved = [axis for axis in order or range(len(shape))[::-1] if shape[axis] != 1]

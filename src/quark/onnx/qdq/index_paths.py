@@ -114,10 +114,14 @@ def computes_shapes(model: ir.Model) -> set[ir.Node]:
 def _places(model: ir.Model) -> Iterator[ir.Value]:
     """The values that are read as shapes, sizes, indices or coordinates."""
     for node in model.graph.all_nodes():
-        first = SHAPE_INPUTS_FROM.get(node.op_type, len(node.inputs))
-        positions = (*range(first, len(node.inputs)), *PLACE_INPUTS.get(node.op_type, ()))
-        found = (input_at(node, position) for position in positions)
+        found = (input_at(node, position) for position in place_positions(node))
         yield from (value for value in found if value is not None)
+
+
+def place_positions(node: ir.Node) -> tuple[int, ...]:
+    """Which inputs of a node hold shapes, sizes, indices or coordinates."""
+    first = SHAPE_INPUTS_FROM.get(node.op_type, len(node.inputs))
+    return (*range(first, len(node.inputs)), *PLACE_INPUTS.get(node.op_type, ()))
 
 
 def _is_data(node: ir.Node, known: set[ir.Node]) -> bool:

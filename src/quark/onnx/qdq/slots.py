@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.surgery import constant_array, input_at, is_constant
+from quark.onnx.qdq.index_paths import place_positions
 from quark.onnx.qdq.op_rules import OpRule
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -30,12 +31,17 @@ def is_float(value: ir.Value | None) -> bool:
 
 def data_inputs(node: ir.Node, rule: OpRule) -> list[ir.Value]:
     """The float inputs that are activations by the rule; constants among them included."""
-    positions: Iterable[int] = range(len(node.inputs)) if rule.data is None else rule.data
+    positions: Iterable[int] = rule.data if rule.data is not None else _all_but_places(node)
     chosen = [input_at(node, position) for position in positions]
     weight = weight_input(node, rule)
     if rule.weight is not None and weight is None:
         chosen.append(input_at(node, rule.weight))  # MatMul of two activations
     return [value for value in chosen if value is not None and is_float(value) and value is not weight]
+
+
+def _all_but_places(node: ir.Node) -> list[int]:
+    places = place_positions(node)
+    return [position for position in range(len(node.inputs)) if position not in places]
 
 
 def weight_input(node: ir.Node, rule: OpRule) -> ir.Value | None:
