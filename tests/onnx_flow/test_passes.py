@@ -110,9 +110,9 @@ FOLDS = {
 def constants_in_a_body() -> onnx.ModelProto:
     """Nodes without inputs before every kind of move, where folding of the graph does not reach."""
     return models.model(
-        """bodies (float[2, 3] x) => (float[1, 6] y) {
+        """bodies (float[2, 3] x) => (float[1, 4] y) {
             n = ReduceMax <keepdims = 0> (x) c = Greater (n, zero)
-            y = If (c) <
+            k = If (c) <
                 then_branch = g () => (float[1, 6] t) {
                     a = Constant <value = float[2, 3] {1, 2, 3, 4, 5, 6}> () s = Constant <value_ints = [1, 6]> ()
                     b = Transpose (a) u = Unsqueeze (b, first) q = Squeeze (u, first) r = Reshape (q, s)
@@ -120,8 +120,9 @@ def constants_in_a_body() -> onnx.ModelProto:
                 },
                 else_branch = h () => (float[1, 6] e) { f = Flatten <axis = 0> (x) e = Identity (f) }
             >
+            y = MatMul (k, w)
         }""",
-        {"zero": np.float32(0), "first": np.int64([0])},
+        {"zero": np.float32(0), "first": np.int64([0]), "w": models.normal(6, 4)},
         17,
     )
 
