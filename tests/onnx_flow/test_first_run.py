@@ -13,6 +13,7 @@ from tests.onnx_flow.random_detectors import pictures, random_detector
 from quark.errors import ModelError
 from quark.onnx import ModelQuantizer, QConfig
 from quark.onnx.first_run import DOUBLED_UP_TO, NAME, other_size
+from quark.onnx.graph import budget
 from quark.onnx.graph import model as files
 from quark.onnx.qdq import emit
 
@@ -94,6 +95,27 @@ def test_without_a_sample_generated_values_serve_and_otherwise_it_says_so() -> N
     unfit = quantizer("UINT8_DYNAMIC_QUANT", RandomDataReaderInputShape={"x": [2, 7]})
     report = next(one for one in unfit.run(known).passes if one.name == NAME)
     assert report.fired == 0 and report.refused[0].startswith("not run: there is no sample")
+
+
+ENDLESS = """g (float[4, 4] x) => (float[4, 4] y) { h = MatMul (x, w)
+    y = Loop (, t, h) <body = b (int64 i, bool c, float[4, 4] s) => (bool d, float[4, 4] o) {
+        q = ReduceMax <keepdims = 0> (s) e = Greater (q, far) d = Not (e) o = Relu (s) }> }"""
+UNFIT = """g (float["n", 4] x) => (float["n", 2] y) { h = MatMul (x, w) y = Reshape (h, sizes) }"""
+TRIED = {
+    "a loop that does not end": (ENDLESS, {"t": np.array(True), "far": np.array(np.inf, np.float32)}, "does not end"),
+    "a size that nothing takes": (UNFIT, {"sizes": np.array([7, 2])}, "does not run the float model on 'x' float32"),
+}
+
+
+@pytest.mark.parametrize("preset", ["MATMUL_NBITS", "UINT8_DYNAMIC_QUANT"])
+@pytest.mark.parametrize("name", TRIED)
+def test_what_did_not_run_on_generated_values_is_told(name: str, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These modes read no samples: nothing has run the float model before."""
+    text, weights, why = TRIED[name]
+    monkeypatch.setattr(budget, "LOOP_SECONDS", 0.2)
+    result = quantizer(preset).run(models.model(text, {"w": models.normal(4, 4), **weights}, 17))
+    (report,) = [one for one in result.passes if one.name == NAME]
+    assert report.fired == 0 and report.refused[0].startswith("not run: ") and why in report.refused[0]
 
 
 def test_another_size_changes_all_free_sizes_alike() -> None:

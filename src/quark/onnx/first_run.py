@@ -122,11 +122,10 @@ def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, re
         raise ModelError(
             f"the quantized model is not published: ONNX Runtime does not open it: {reason_of(error)}"
         ) from error
-    for sample in (feed, other_size(model, feed)):
-        why = "" if sample is None else _tried(session, model, sample, original)
-        if why:
-            return why
-    return ""
+    why, other = _tried(session, model, feed, original), other_size(model, feed)
+    if not why and other is not None:
+        _tried(session, model, other, original)  # a size that cannot be tried says nothing of the first
+    return why
 
 
 def _copied(draft: Path | onnx.ModelProto) -> onnx.ModelProto | None:
@@ -183,11 +182,13 @@ def _tried(session: Session, model: ir.Model, feed: Feed, original: Original) ->
     given = ", ".join(f"{name!r} {array.dtype} {list(array.shape)}" for name, array in feed.items())
     try:
         found = _run(session, feed, original.loop)
+    except DataError as error:
+        return f"{error} (on {given})"
     except _FAILURES as error:
         if _short_of_memory(error):
             return _NO_MEMORY
         if original.run(feed) is None:
-            return ""  # a sample that the float model does not take either
+            return f"ONNX Runtime does not run the float model on {given} either: {reason_of(error)}"
         raise ModelError(
             f"the quantized model is not published: it does not run on {given}: {reason_of(error)}"
         ) from error
