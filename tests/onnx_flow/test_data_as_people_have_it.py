@@ -15,8 +15,9 @@ from tests.onnx_flow import models
 from quark.cli import main
 from quark.config.plan_diff import read_plan
 from quark.errors import DataError
-from quark.onnx import DatasetReader, ModelQuantizer, PathDataReader, Preprocessing, QConfig
+from quark.onnx import DatasetReader, ModelQuantizer, PathDataReader, Preprocessing, QConfig, image_files
 from quark.onnx.graph.model import load
+from quark.onnx.image_files import read_mask
 from quark.onnx.preprocess_file import FILE, read_beside
 from quark.onnx.preprocessing import doubts
 
@@ -85,6 +86,23 @@ def test_the_ratio_is_kept_where_it_is_asked_for(tmp_path: Path, resize: str, le
     assert pixels.shape == (3, 8, 16)
     np.testing.assert_allclose(pixels[:, 4, 0], left, atol=0.5)
     np.testing.assert_allclose(pixels[:, 4, 8], middle, atol=0.5)
+
+
+@pytest.mark.parametrize("kind", ["picture", "mask"])
+def test_a_picture_of_too_many_pixels_is_refused_before_they_are_read(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of some kilobytes unpacks to gigabytes; this one has no pixels at all behind its size."""
+    path = tmp_path / "p.png"
+    pytest.importorskip("PIL.Image").new("L", (9, 8), 7).save(path)
+    read = partial(image_files.read_image, path) if kind == "picture" else partial(read_mask, path, (8, 9), "crop", 0)
+    monkeypatch.setattr(image_files, "PIXELS", 72)
+    assert (read() == 7).all()
+    content = path.read_bytes()
+    path.write_bytes(content[: content.index(b"IDAT") + 4])
+    monkeypatch.setattr(image_files, "PIXELS", 71)
+    with pytest.raises(image_files.UnreadableImage, match="it has 9 x 8 pixels; at most 71 are taken"):
+        read()
 
 
 def test_channels_and_units_are_those_that_are_told(tmp_path: Path) -> None:

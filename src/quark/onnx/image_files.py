@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,8 @@ from quark.reading import reason_of, regular_file
 IMAGES = (".png", ".jpg", ".jpeg")
 GREY = 114
 """Of the bars that ``letterbox`` leaves, as detectors are trained with."""
+PIXELS = 2**26
+"""Of one image: a file of some kilobytes can unpack to any number."""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow's names of what has at most 8 bits per channel."""
 _DAMAGED = (
@@ -62,20 +66,15 @@ def read_image(
         ``[height, width, channels]``; with ``mode`` None ``[height, width]`` or ``[height, width, channels]``.
 
     Raises:
-        UnreadableImage: no regular file, damaged, no PNG or JPEG, more than 8 bits per channel, or so many pixels that
-            Pillow takes it for an attack.
+        UnreadableImage: no regular file, damaged, no PNG or JPEG, more than 8 bits per channel, or more than
+            ``PIXELS``.
     """
-    image = pillow()
-    regular_file(path, UnreadableImage, "the image")
-    try:
-        with image.open(path, formats=("PNG", "JPEG")) as opened:
-            if opened.mode not in MODES:
-                raise ValueError(f"Pillow's mode {opened.mode}: its channels have more than 8 bits, convert it first")
-            shown = opened.convert(mode) if mode else opened
-            wanted = (size[1] or shown.width, size[0] or shown.height)
-            pixels = np.asarray(_fitted(shown, wanted, resize, image.Resampling.BILINEAR))
-    except (*_DAMAGED, image.DecompressionBombError) as error:
-        raise UnreadableImage(f"{str(path)!r} is not a readable image: {reason_of(error)}") from error
+    with _opened(path, ("PNG", "JPEG"), "image") as opened:
+        if opened.mode not in MODES:
+            raise ValueError(f"Pillow's mode {opened.mode}: its channels have more than 8 bits, convert it first")
+        shown = opened.convert(mode) if mode else opened
+        wanted = (size[1] or shown.width, size[0] or shown.height)
+        pixels = np.asarray(_fitted(shown, wanted, resize, pillow().Resampling.BILINEAR))
     return pixels.reshape(*pixels.shape[:2], -1) if mode else pixels
 
 
@@ -89,18 +88,28 @@ def read_mask(path: Path, size: tuple[int, int], resize: str, around: int) -> np
         around: the class of pixels that ``letterbox`` adds.
 
     Raises:
-        UnreadableImage: no regular file, damaged, or of several channels.
+        UnreadableImage: no regular file, damaged, or of several channels, or of more than ``PIXELS``.
     """
     image = pillow()
-    regular_file(path, UnreadableImage, "the mask")
+    with _opened(path, ("PNG",), "mask") as opened:
+        if opened.mode not in ("L", "P", "1"):
+            raise ValueError(f"Pillow's mode {opened.mode}: a mask has one channel of 8 bits")
+        shown = opened if opened.mode == "L" else image.fromarray(np.asarray(opened).astype(np.uint8), "L")
+        return np.asarray(_fitted(shown, (size[1], size[0]), resize, image.Resampling.NEAREST, around))
+
+
+@contextmanager
+def _opened(path: Path, formats: tuple[str, ...], what: str) -> Iterator[Any]:
+    """A picture whose pixels are not read yet; whatever it turns out to be while they are is an ``UnreadableImage``."""
+    image = pillow()
+    regular_file(path, UnreadableImage, f"the {what}")
     try:
-        with image.open(path, formats=("PNG",)) as opened:
-            if opened.mode not in ("L", "P", "1"):
-                raise ValueError(f"Pillow's mode {opened.mode}: a mask has one channel of 8 bits")
-            shown = opened if opened.mode == "L" else image.fromarray(np.asarray(opened).astype(np.uint8), "L")
-            return np.asarray(_fitted(shown, (size[1], size[0]), resize, image.Resampling.NEAREST, around))
+        with image.open(path, formats=formats) as opened:
+            if opened.width * opened.height > PIXELS:
+                raise ValueError(f"it has {opened.width} x {opened.height} pixels; at most {PIXELS} are taken")
+            yield opened
     except (*_DAMAGED, image.DecompressionBombError) as error:
-        raise UnreadableImage(f"{str(path)!r} is not a readable mask: {reason_of(error)}") from error
+        raise UnreadableImage(f"{str(path)!r} is not a readable {what}: {reason_of(error)}") from error
 
 
 def _fitted(shown: Any, wanted: tuple[int, int], resize: str, method: Any, around: int = GREY) -> Any:
