@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quark.observers.histogram import Histogram
+from quark.observers.outlined import Outlined, outlined
 from quark.observers.tails import Tails, quantiles
 
 
@@ -20,4 +21,9 @@ from quark.observers.tails import Tails, quantiles
 )
 def test_what_a_percentile_counts(percentile: float, samples: int | None, kind: type) -> None:
     assert type(quantiles(percentile=percentile, samples=samples)) is kind
+    several = outlined(candidates=(99.99, percentile, 99.9), samples=samples)  # the furthest in decides
+    assert type(several) is (Outlined if kind is Tails else Histogram)
+    if isinstance(several, Outlined):
+        assert several.ends.outside == 1 - percentile / 100
+    assert type(outlined(bins=512, candidates=(percentile,), samples=samples)) is Histogram
     assert isinstance(quantiles(bins=512, percentile=percentile, samples=samples), Histogram)

@@ -9,7 +9,7 @@ from tests.pairs import pairs
 from quark.errors import ConfigError
 from quark.numerics.affine import Grid, fake_quantize
 from quark.numerics.formats import get_format
-from quark.observers import SEARCHES, Histogram
+from quark.observers import SEARCHES, Histogram, mse
 from quark.observers.mse import search_rows
 
 INT8 = Grid(get_format("int8"))
@@ -220,7 +220,7 @@ def test_few_samples_do_not_look_like_outliers() -> None:
 
 @pytest.mark.parametrize("scenario", ["same", "p3"])
 def test_distribution_matches_the_spread_of_the_codes(scenario: str) -> None:
-    x = data("normal", 100_000).astype(np.float64) * 3
+    x = data("normal", 100_000).astype(np.float64) * 3 + 1  # a mean that the spread does not count
     lo, hi = find(x.astype(np.float32), FP8, "distribution", scenario=scenario)
     positive = [m / 8 * 2.0**-6 for m in range(1, 8)]
     positive += [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8) if not (e == 15 and m == 7)]
@@ -268,6 +268,20 @@ def test_a_tensor_without_values_has_an_empty_range() -> None:
     for search in SEARCHES.values():
         settings = {"grid": INT8} if "grid" in search.settings else {}
         assert search.find(search.observe(settings), INT8, settings) == (0.0, 0.0)
+
+
+def test_one_large_row_is_searched_in_its_histogram_and_several_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.stack([data("tailed", 3000), 2 * data("normal", 3000)])
+    exact = search_rows(x, INT8)
+    monkeypatch.setattr(mse, "LARGE", 3000)
+    at_most = search_rows(x[:1], INT8)
+    monkeypatch.setattr(mse, "LARGE", 2999)
+    assert np.array_equal(search_rows(x, INT8), exact)
+    assert np.array_equal(at_most, np.array(exact)[:, :1])
+    statistic = Histogram()
+    statistic.update(x[0])
+    streamed = SEARCHES["mse"].find(statistic, INT8, {})
+    assert [float(one[0]) for one in search_rows(x[:1], INT8)] == list(streamed) != [float(one[0]) for one in exact]
 
 
 def test_histogram_search_and_exact_search_agree() -> None:

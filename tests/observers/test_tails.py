@@ -48,6 +48,18 @@ def test_quantiles_are_those_of_the_sorted_values(kind: str, sizes: list[int], p
     assert (tails.lo, tails.hi, tails.count) == (whole.min(), whole.max(), whole.size)
 
 
+@pytest.mark.parametrize("sizes", [[3000], [900, 1300, 5]], ids=str)
+def test_every_quantile_is_there_where_both_halves_are_kept(sizes: list[int]) -> None:
+    draw = np.random.default_rng(2)
+    parts = [draw.standard_normal(size).astype(np.float32) for size in sizes]
+    tails, ordered = Tails(0.5, len(sizes)), np.sort(np.concatenate(parts))
+    for part in parts:
+        tails.update(part)
+    for share in np.linspace(0, 1, 41):
+        rank = min(max(int(np.ceil(share * ordered.size - 1e-6)), 1), ordered.size)
+        assert tails.quantile(share) == ordered[rank - 1], share
+
+
 @given(
     st.integers(1, 40).flatmap(
         lambda size: st.lists(st.lists(st.integers(-6, 6), min_size=size, max_size=size), min_size=1, max_size=6)

@@ -147,8 +147,8 @@ class Divergences:
         at_edges = self._running[:2, edges]
         mass, filled = at_edges[:, 1:] - at_edges[:, :-1]
         full = last + total - kept[0]
-        gained = np.log(max(full, 1))
-        filled[-1] += full > 0 and not last
+        gained = np.log(full)  # the last bin of all holds the largest value: there is one
+        filled[-1] += not last
         shared = mass.copy()
         shared[-1] += total - kept[0]
         level = np.maximum(mass / np.maximum(filled, 1), NEVER)
