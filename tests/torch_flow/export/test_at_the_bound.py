@@ -30,11 +30,15 @@ from quark.torch.export import (
 from quark.torch.export import stored as stored_parts
 from quark.torch.fake_quantize import make_quantizer, parts
 from quark.torch.quantization.config.config import (
+    FP4PerGroupSpec,
+    FP8E4M3PerTensorSpec,
     Int4PerChannelSpec,
     Int8PerTensorSpec,
+    OCP_MXFP4Spec,
     QConfig,
     QLayerConfig,
     QTensorConfig,
+    ScaleQuantSpec,
 )
 
 INT4 = Int4PerChannelSpec(ch_axis=0).to_quantization_spec()
@@ -190,6 +194,12 @@ ALONE = {
     "one scale": (nn.Linear(8, 16), INT8.to_quantization_spec(), True),
     "a kernel": (nn.Conv2d(4, 16, 1), INT4, True),
     "codes": (nn.Linear(8, 16), INT4, True),
+    "blocks": (nn.Linear(32, 16), OCP_MXFP4Spec(-1, False).to_quantization_spec(), False),
+    "blocks under a scale": (
+        nn.Linear(32, 16),
+        ScaleQuantSpec(FP4PerGroupSpec(-1, 16), FP8E4M3PerTensorSpec()).to_quantization_spec(),
+        True,
+    ),
 }
 
 

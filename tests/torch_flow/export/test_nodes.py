@@ -220,3 +220,14 @@ def test_fp8_of_tensors_at_run_time() -> None:
     with torch.no_grad():
         wanted = made(X).numpy()
     np.testing.assert_allclose(run(nodes, result, X.numpy()), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_floats_of_sixteen_bits_are_cast(dtype: str) -> None:
+    made: Any = make_quantizer((spec(dtype).to_stage(),), "x")
+    nodes = Nodes("x")
+    result = activation(nodes, made, "x")
+    made.eval()
+    with torch.no_grad():
+        np.testing.assert_array_equal(run(nodes, result, X.numpy()), made(X).numpy())
+    assert [node.op_type for node in nodes.nodes] == ["Cast", "Cast"]

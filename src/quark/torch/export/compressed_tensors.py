@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, known
+from quark.errors import ConfigError, as_a, known
 from quark.files.folder import new_folder
 from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block
@@ -354,5 +354,5 @@ def scale_shape(part: FakeQuantize, values: torch.Tensor) -> tuple[int, ...]:
 
 def signed(part: FakeQuantize, zero_point: torch.Tensor) -> torch.Tensor:
     """A zero point among signed codes."""
-    row = part.stage.format
-    return zero_point - (0 if getattr(row, "signed", True) else 1 << int(row.bits) - 1)
+    row = as_a(Int, part.stage.format)
+    return zero_point - (0 if row.signed else 1 << row.bits - 1)

@@ -329,8 +329,6 @@ def rounded(values: np.ndarray, kind: str) -> np.ndarray:
 
     if kind in KINDS:
         return KINDS[kind].data(values)
-    if kind in ("F32", "F16"):
-        return values.astype(np.float32 if kind == "F32" else np.float16)
     return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
 
 

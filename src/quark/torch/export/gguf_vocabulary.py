@@ -20,7 +20,7 @@ from quark.errors import ModelError
 from quark.files.untrusted import OpenSchema, checked
 from quark.reading import reason_of
 from quark.torch.export.gguf_wordpiece import KIND as WORDPIECE
-from quark.torch.export.gguf_wordpiece import wordpiece_tokens
+from quark.torch.export.gguf_wordpiece import in_order, wordpiece_tokens
 from quark.torch.export.model_files import read_object
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -311,9 +311,7 @@ def json_tokens(path: Path, size: int) -> tuple[str, list[str], list[float], lis
     found = {number: (text, NORMAL) for text, number in told.model.vocab.items()}
     for entry in told.added_tokens or ():
         found[entry.id] = (entry.content, CONTROL if entry.special else USER_DEFINED)
-    if max(found, default=0) >= size:
-        raise ModelError(f"{str(path)!r} has the token {max(found)}, and the embedding of the model {size} rows")
-    tokens = [found.get(number, (f"[PAD{number}]", UNUSED)) for number in range(max(found, default=-1) + 1)]
+    tokens = in_order(path, found, size, lambda text: (text, UNUSED))
     texts, kinds = [text for text, _ in tokens], [kind for _, kind in tokens]
     if byte_level:
         return "gpt2", texts, [0.0] * len(tokens), kinds
@@ -332,9 +330,7 @@ def unigram_tokens(path: Path, data: dict[str, Any], size: int) -> tuple[str, li
     for entry in added.added_tokens or ():
         kind = UNKNOWN if entry.id == told.unk_id else CONTROL if entry.special else USER_DEFINED
         found[entry.id] = (entry.content, found.get(entry.id, ("", 0.0, 0))[1], kind)
-    if max(found, default=0) >= size:
-        raise ModelError(f"{str(path)!r} has the token {max(found)}, and the embedding of the model {size} rows")
-    rows = [found.get(number, (f"[PAD{number}]", -10000.0, UNUSED)) for number in range(max(found, default=-1) + 1)]
+    rows = in_order(path, found, size, lambda text: (text, -10000.0, UNUSED))
     return "llama", [text for text, _, _ in rows], [score for _, score, _ in rows], [kind for _, _, kind in rows]
 
 

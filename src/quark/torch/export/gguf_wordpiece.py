@@ -6,15 +6,16 @@ a tokenizer that does anything else is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
 from quark.errors import ModelError
 from quark.files.untrusted import OpenSchema, checked
 
+T = TypeVar("T")
 NORMAL, CONTROL, UNUSED = 1, 3, 5
 SPACE = "\u2581"  # before what begins a word
 WITHIN = "##"  # before what does not
@@ -62,10 +63,20 @@ def wordpiece_tokens(path: Path, data: Mapping[str, Any], size: int) -> tuple[st
                 f"{str(path)!r} adds the word {entry.content!r:.80} to a WordPiece model, unlike llama.cpp"
             )
         found[entry.id] = (entry.content, CONTROL)
-    if max(found, default=0) >= size:
-        raise ModelError(f"{str(path)!r} has the token {max(found)}, and the embedding of the model {size} rows")
-    rows = [found.get(number, (f"[PAD{number}]", UNUSED)) for number in range(max(found, default=-1) + 1)]
+    rows = in_order(path, found, size, lambda text: (text, UNUSED))
     return KIND, [text for text, _ in rows], [0.0] * len(rows), [kind for _, kind in rows]
+
+
+def in_order(path: Path, found: Mapping[int, T], size: int, unused: Callable[[str], T]) -> list[T]:
+    """Tokens by their numbers, with one that is not used where a number has none.
+
+    Raises:
+        ModelError: a number beyond the rows of the embedding.
+    """
+    last = max(found, default=-1)
+    if last >= size:
+        raise ModelError(f"{str(path)!r} has the token {last}, and the embedding of the model {size} rows")
+    return [found[number] if number in found else unused(f"[PAD{number}]") for number in range(last + 1)]
 
 
 def piece_of(text: str) -> str:

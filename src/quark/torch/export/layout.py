@@ -279,9 +279,12 @@ class PairLayout:
     @property
     def relative(self) -> bool:
         """Whether the scale of the second stage is stored relative to that of the first."""
-        shape, _ = self.first.form().get("scale", ((0,), None))
-        stages = self.first.stage, self.second.stage
-        return shape == () and all(stage.calibrated and scale_element(stage) is None for stage in stages)
+        scale, stages = self.first.form().get("scale"), (self.first.stage, self.second.stage)
+        return (
+            scale is not None
+            and scale[0] == ()
+            and all(stage.calibrated and scale_element(stage) is None for stage in stages)
+        )
 
     @property
     def shape(self) -> Shape:

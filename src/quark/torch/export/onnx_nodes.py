@@ -102,7 +102,7 @@ def activation(nodes: Nodes, part: FakeQuantize, x: str) -> str:
     if isinstance(row, Block):
         return block_activation(nodes, part, row, x)
     if row.unit_scale:
-        kind = getattr(TensorProto, row.onnx_type or "")
+        kind = getattr(TensorProto, str(row.onnx_type))
         return nodes.op("Cast", [nodes.op("Cast", [x], to=kind)], to=TensorProto.FLOAT)
     if not stage.calibrated:
         return dynamic(nodes, part, x)

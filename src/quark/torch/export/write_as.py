@@ -152,13 +152,14 @@ def check_layers(model: nn.Module, config: QConfig, format: str) -> None:
     """
     for item in match(model, config, skeleton=True).quantized:
         layer, weight = item.layer.module, item.stages["weight"]
-        if weight and not isinstance(layer, nn.Linear):
+        if not weight:
+            continue
+        if not isinstance(layer, nn.Linear):
             what = f"it is a {type(layer).__name__}, and only linear layers can be"
             raise ConfigError(f"{format} cannot hold {item.layer.name!r}: {what}")
-        lengths = {"outputs": layer.out_features, "inputs": layer.in_features} if isinstance(layer, nn.Linear) else {}
-        if weight and lengths:
-            check_blocks(item.layer.name, weight, lengths["inputs"], format)
-        if weight and SIDES[format]:
+        check_blocks(item.layer.name, weight, layer.in_features, format)
+        if SIDES[format]:
+            lengths = {"outputs": layer.out_features, "inputs": layer.in_features}
             sides = {side: lengths[side] for side in SIDES[format]}
             check_words(f"{item.layer.name}.weight", as_a(Int, weight[0].format).bits, sides)
 
