@@ -1,4 +1,4 @@
-"""Every calibration method: what it counts may be stored, restored and merged at any moment, and finds the same range."""
+"""Every calibration method: what it counts may be stored, restored and merged, and finds the same range."""
 
 from __future__ import annotations
 
