@@ -169,12 +169,13 @@ CASES = {
 
 def found(case: Case, purpose: str, options: argparse.Namespace, data: Data, folder: Path) -> dict[str, Any]:
     """What the tool makes of a model, measured on the half that it never saw."""
-    from quark.onnx.auto import PURPOSES, Goal, auto
+    from quark.onnx.auto import auto
+    from quark.onnx.trials import PURPOSES, OnnxGoal
     from quark.search.parts import split
 
     model, (first, second) = SHARED / "models" / f"{case.file}.onnx", case.halves(data)
     start = time.perf_counter()
-    goal = Goal(purpose, None, None if options.agreement else first, 60 * options.minutes)
+    goal = OnnxGoal(purpose, None, None if options.agreement else first, 60 * options.minutes)
     tell = print if options.verbose else lambda words: None
     outcome = auto(model, split(list(case.samples(data))), goal, folder, tell)
     seconds = time.perf_counter() - start

@@ -289,16 +289,7 @@ TWO_DIALECTS = {
         "GPTAQConfig",
     ),
     *("GPTQConfig", "QronosConfig", "SmoothQuantConfig", "SVDQuantConfig"),
-    *(
-        "LayerRuns",
-        "Context",
-        "Forecast",
-        "Goal",
-        "Outcome",
-        "Recipe",
-        "Search",
-        "Trial",
-    ),
+    *("LayerRuns", "Context", "Forecast"),
 }
 
 

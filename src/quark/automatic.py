@@ -13,8 +13,8 @@ from quark.files.private import private_folder
 from quark.search.function import digest_of_code
 
 if TYPE_CHECKING:
-    from quark.onnx.auto import Outcome as OnnxOutcome
-    from quark.torch.auto import Outcome as TorchOutcome
+    from quark.onnx.trials import OnnxOutcome
+    from quark.torch.auto import TorchOutcome
 
 
 def auto(
@@ -71,14 +71,15 @@ def auto(
 
 
 def _onnx(model: Path, samples: Iterable[Any], output: Any, wanted: dict[str, Any]) -> OnnxOutcome:
-    from quark.onnx.auto import Goal, write_model
     from quark.onnx.auto import auto as search
     from quark.onnx.graph.model import inputs_of_model, output_of
+    from quark.onnx.trial_files import write_model
+    from quark.onnx.trials import OnnxGoal
     from quark.search.parts import split
 
     outputs = {} if output is None else {"model": output_of(Path(output))}
     check_outputs(outputs.values(), inputs_of_model(model, "the float model"))
-    goal = Goal(**wanted)
+    goal = OnnxGoal(**wanted)
     with private_folder() as folder:
         found = search(model, split(list(samples)), goal, folder)
         with drafts(outputs) as paths:
@@ -89,7 +90,7 @@ def _onnx(model: Path, samples: Iterable[Any], output: Any, wanted: dict[str, An
 
 def _torch(model: Any, samples: Iterable[Any], output: Any, wanted: dict[str, Any]) -> TorchOutcome:
     from quark.search.parts import split
-    from quark.torch.auto import Goal, write
+    from quark.torch.auto import TorchGoal, write
     from quark.torch.auto import auto as search
     from quark.torch.language import load_model
 
@@ -97,7 +98,7 @@ def _torch(model: Any, samples: Iterable[Any], output: Any, wanted: dict[str, An
     if output is not None and source is None:
         raise ConfigError("output: a torch model is written from its folder; give the folder instead of the model")
     loaded, given = model if source is None else load_model(source), list(samples)
-    goal = Goal(**wanted)
+    goal = TorchGoal(**wanted)
     found = search(loaded, given, goal, source=source if output is not None else None)
     if output is not None and source is not None:
         write(loaded, found, split(given).fit, Path(output), source, goal.program)

@@ -17,10 +17,11 @@ from tests.onnx_flow.models import model
 from quark.cli import main
 from quark.demo import data
 from quark.errors import ConfigError
-from quark.onnx.auto import PURPOSES, Goal, Search, Trial, _dearness, auto, quantized
+from quark.onnx.auto import OnnxSearch, auto, quantized
 from quark.onnx.compare import compare
 from quark.onnx.latency import median_seconds
 from quark.onnx.recipes import RECIPES, Choice, Climb
+from quark.onnx.trials import PURPOSES, OnnxGoal, OnnxTrial
 from quark.report.verdict import Judged, worst
 from quark.search.parts import split
 
@@ -42,7 +43,7 @@ def samples() -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("purpose", list(PURPOSES))
 def test_the_cheapest_within_the_tolerance_wins(folder: Path, tmp_path: Path, purpose: str) -> None:
     model, parts = folder / "model.onnx", split(samples())
-    found = auto(model, parts, Goal(purpose, seconds=1), tmp_path)
+    found = auto(model, parts, OnnxGoal(purpose, seconds=1), tmp_path)
     good = [trial for trial in found.trials if trial.passes]
     assert found.winner.path is not None and good
     if purpose == "size":
@@ -60,10 +61,10 @@ def test_a_metric_of_the_user_decides_and_a_miss_is_said(folder: Path, tmp_path:
     def metric(path: str) -> float:
         return 1.0 if path == str(model) else 0.5
 
-    found = auto(model, split(samples()), Goal("npu", 0.1, metric, seconds=0.0), tmp_path)
+    found = auto(model, split(samples()), OnnxGoal("npu", 0.1, metric, seconds=0.0), tmp_path)
     assert not found.solved and found.float_value == 1.0 and found.winner.value == 0.5
     assert not any(trial.passes for trial in found.trials)
-    assert auto(model, split(samples()), Goal("npu", 0.6, metric, seconds=0.0), tmp_path).solved
+    assert auto(model, split(samples()), OnnxGoal("npu", 0.6, metric, seconds=0.0), tmp_path).solved
 
 
 @pytest.mark.parametrize(
@@ -81,15 +82,17 @@ def test_a_metric_of_the_user_decides_and_a_miss_is_said(folder: Path, tmp_path:
 def test_one_standard_error_is_tolerated_where_the_verdict_agrees(
     folder: Path, tmp_path: Path, value: float, chance: float, level: int, passes: bool
 ) -> None:
-    search = Search(folder / "model.onnx", split(samples()), Goal("npu", None, lambda path: 1.0), tmp_path, print)
-    trial = Trial("t", Choice("XINT8"), Judged("y", level, "", 1.0, 20.0), value, chance=chance)
+    goal = OnnxGoal("npu", None, lambda path: 1.0)
+    search = OnnxSearch(folder / "model.onnx", split(samples()), goal, tmp_path, print)
+    trial = OnnxTrial("t", Choice("XINT8"), Judged("y", level, "", 1.0, 20.0), value, chance=chance)
     assert search.within(trial, {}) is passes
 
 
 def test_labels_too_few_to_see_the_tolerance_do_not_tell_trials_apart(folder: Path, tmp_path: Path) -> None:
-    search = Search(folder / "model.onnx", split(samples()), Goal("npu", None, lambda path: 1.0), tmp_path, print)
-    lucky = Trial("lucky", Choice("XINT8"), Judged("y", 1, "", 0.82, 7.0), 0.99, chance=0.05)
-    alike = Trial("alike", Choice("BF16"), Judged("y", 1, "", 0.94, 19.0), 0.92, chance=0.05)
+    goal = OnnxGoal("npu", None, lambda path: 1.0)
+    search = OnnxSearch(folder / "model.onnx", split(samples()), goal, tmp_path, print)
+    lucky = OnnxTrial("lucky", Choice("XINT8"), Judged("y", 1, "", 0.82, 7.0), 0.99, chance=0.05)
+    alike = OnnxTrial("alike", Choice("BF16"), Judged("y", 1, "", 0.94, 19.0), 0.92, chance=0.05)
     assert search.nearest([lucky, alike]) is alike
     assert search.nearest([replace(lucky, chance=0.005), replace(alike, chance=0.005)]).name == "lucky"
     search.trials = [lucky, alike]  # the first one says for all of them whether the metric or the agreement counts
@@ -97,16 +100,16 @@ def test_labels_too_few_to_see_the_tolerance_do_not_tell_trials_apart(folder: Pa
 
 
 def test_cheaper_types_win_for_an_npu_however_accurate_the_dearer_ones(folder: Path, tmp_path: Path) -> None:
-    search = Search(folder / "model.onnx", split(samples()), Goal("npu", seconds=0.0), tmp_path, print)
+    search = OnnxSearch(folder / "model.onnx", split(samples()), OnnxGoal("npu", seconds=0.0), tmp_path, print)
 
-    def trial(preset: str, sqnr: float, layers: int = 0) -> Trial:
+    def trial(preset: str, sqnr: float, layers: int = 0) -> OnnxTrial:
         choice = Choice(preset, layers={f"l{k}": "float" for k in range(layers)})
-        return Trial(choice.name, choice, Judged("y", 2, "", sqnr, sqnr), passes=True)
+        return OnnxTrial(choice.name, choice, Judged("y", 2, "", sqnr, sqnr), passes=True)
 
     ranked = [trial("A8W8_PER_CHANNEL", 24.0), trial("A8W8", 21.0), trial("A8W8", 22.0, 1), trial("A16W8", 47.0)]
     ranked.append(trial("BF16", 50.0))
     for k in range(len(ranked)):
-        assert min(ranked[k:][::-1], key=_dearness(search)) is ranked[k]
+        assert search.cheapest(ranked[k:][::-1]) is ranked[k]
 
 
 def test_float_is_the_answer_where_nothing_is_faster_but_never_for_an_npu(
@@ -116,17 +119,17 @@ def test_float_is_the_answer_where_nothing_is_faster_but_never_for_an_npu(
         "quark.onnx.auto.median_seconds",
         lambda models, feed, seconds, libraries: {name: 1.0 if name == "float" else 2.0 for name in models},
     )
-    found = auto(folder / "model.onnx", split(samples()), Goal("cpu", seconds=0.0), tmp_path)
+    found = auto(folder / "model.onnx", split(samples()), OnnxGoal("cpu", seconds=0.0), tmp_path)
     assert not found.solved and found.winner.choice is None and "faster" in found.notes[-1]
-    found = auto(folder / "model.onnx", split(samples()), Goal("npu", seconds=0.0), tmp_path)
+    found = auto(folder / "model.onnx", split(samples()), OnnxGoal("npu", seconds=0.0), tmp_path)
     assert found.winner.choice is not None
 
 
 def test_goals_that_cannot_be_meant() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'npu'"):
-        Goal("npus")
+        OnnxGoal("npus")
     with pytest.raises(ConfigError, match="0 to 1"):
-        Goal("cpu", 3.0)
+        OnnxGoal("cpu", 3.0)
 
 
 def test_the_command_writes_model_recipe_and_page_and_the_recipe_makes_the_model_again(
@@ -151,26 +154,26 @@ def test_the_command_writes_model_recipe_and_page_and_the_recipe_makes_the_model
 
 
 def test_a_trial_that_fails_is_listed_with_its_reason() -> None:
-    assert Trial("XINT8", Choice("XINT8"), error="no").passes is False
+    assert OnnxTrial("XINT8", Choice("XINT8"), error="no").passes is False
 
 
 def test_a_ledger_goes_on_to_the_same_bytes_without_a_trial_made_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, made = tmp_path / "l.json", []
-    quantized = Search._quantized
+    quantized = OnnxSearch._quantized
 
-    def counted(self: Search, choice: Choice, path: Path) -> object:
+    def counted(self: OnnxSearch, choice: Choice, path: Path) -> object:
         made.append(path.name)
         return quantized(self, choice, path)
 
-    monkeypatch.setattr(Search, "_quantized", counted)
+    monkeypatch.setattr(OnnxSearch, "_quantized", counted)
     monkeypatch.setattr("quark.onnx.recipes.RECIPES", ())  # all trials end in time
-    monkeypatch.setattr(Search, "layers_apart", lambda *args: None)
+    monkeypatch.setattr(OnnxSearch, "layers_apart", lambda *args: None)
     found = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        goal = Goal("size", drop=0.0, ledger=ledger)  # time enough: a trial more could win
+        goal = OnnxGoal("size", drop=0.0, ledger=ledger)  # time enough: a trial more could win
         outcome = auto(folder / "model.onnx", split(samples()), goal, tmp_path / name)
         assert outcome.winner.path is not None
         found.append((outcome.winner.name, outcome.winner.path.read_bytes(), [one.name for one in outcome.trials]))
@@ -179,7 +182,7 @@ def test_a_ledger_goes_on_to_the_same_bytes_without_a_trial_made_again(
     again = made[made.index("") + 1 : -1]
     assert all(name.startswith("again") for name in again[: len(found[0][2])] if len(found[0][2]) == len(found[1][2]))
     with pytest.raises(ConfigError, match="another data"):
-        auto(folder / "model.onnx", split(samples()[:8]), Goal("size", drop=0.0, ledger=ledger), tmp_path / "a")
+        auto(folder / "model.onnx", split(samples()[:8]), OnnxGoal("size", drop=0.0, ledger=ledger), tmp_path / "a")
 
 
 def test_comparisons_on_few_samples_are_kept_and_are_the_same_in_processes(folder: Path, tmp_path: Path) -> None:
@@ -188,12 +191,12 @@ def test_comparisons_on_few_samples_are_kept_and_are_the_same_in_processes(folde
     for workers in (1, 2):
         ledger = tmp_path / f"{workers}.json"
         for _ in range(2):  # again from the ledger
-            goal = Goal("npu", ledger=ledger, workers=workers)
-            ranks.append(Search(folder / "model.onnx", parts, goal, tmp_path, print).probe(choices))
+            goal = OnnxGoal("npu", ledger=ledger, workers=workers)
+            ranks.append(OnnxSearch(folder / "model.onnx", parts, goal, tmp_path, print).probe(choices))
     assert ranks[0] == ranks[1] == ranks[2] == ranks[3]
     assert ranks[0][0] is not None and ranks[0][2] is None  # the last one cannot be made
     idle = Choice("XINT8", {"FloatDecoding": True})  # there is nothing to decode
-    search = Search(folder / "model.onnx", parts, Goal("npu"), tmp_path, print)
+    search = OnnxSearch(folder / "model.onnx", parts, OnnxGoal("npu"), tmp_path, print)
     assert search.probe([choices[0], idle])[1] == () and search.same == {idle.name: "XINT8"}
 
 
@@ -207,9 +210,9 @@ def test_a_trial_whose_model_was_judged_is_not_judged_again_and_says_so(
         return 1.0
 
     for _ in range(2):  # again from the ledger
-        goal = Goal("npu", metric=metric, ledger=ledger)
-        search = Search(folder / "model.onnx", split(samples()), goal, tmp_path, print)
-        first, second, third = (search.attempt(one) for one in (Choice("XINT8"), idle, Choice("A8W8")))
+        goal = OnnxGoal("npu", metric=metric, ledger=ledger)
+        search = OnnxSearch(folder / "model.onnx", split(samples()), goal, tmp_path, print)
+        first, second, third = (search.attempt(OnnxTrial.of(one)) for one in (Choice("XINT8"), idle, Choice("A8W8")))
         assert (first.same, second.same, third.same) == ("", "XINT8", "")
         left_out: dict[str, Any] = {"name": "", "choice": None, "path": None, "same": "", "chance": 0.0}
         assert np.isnan([first.chance, second.chance]).all()
@@ -221,17 +224,17 @@ def test_a_trial_whose_model_was_judged_is_not_judged_again_and_says_so(
 def test_what_the_engine_proposes_is_tried_on_all_presets_before_anything_else_and_trials_tell_what_they_mend(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(self: Search, trial: Trial, path: Path) -> Trial:
+    def judge(self: OnnxSearch, trial: OnnxTrial) -> OnnxTrial:
         """Only A16W8 with what is proposed is good; cheaper types never are, whatever is tried on them."""
         self.propose(["set FloatDecoding"])
         made = trial.choice or Choice("")
         good = made.preset == "A16W8" and "FloatDecoding" in made.options
         return replace(trial, judged=Judged("y", 2 if good else 0, "", 20.0 * good, 20.0 * good), passes=good, bytes=9)
 
-    monkeypatch.setattr(Search, "_made", judge)
-    monkeypatch.setattr(Search, "with_file", lambda self, trial: replace(trial, path=self.model))
-    monkeypatch.setattr(Search, "layers_apart", lambda *args: None)
-    found = auto(folder / "model.onnx", split(samples()), Goal("npu", seconds=20), tmp_path)
+    monkeypatch.setattr(OnnxSearch, "made", judge)
+    monkeypatch.setattr(OnnxSearch, "with_file", lambda self, trial: replace(trial, path=self.model))
+    monkeypatch.setattr(OnnxSearch, "layers_apart", lambda *args: None)
+    found = auto(folder / "model.onnx", split(samples()), OnnxGoal("npu", seconds=20), tmp_path)
     tried = [one.choice for one in found.trials]
     proposed = [Choice(name, {"FloatDecoding": True}) for name in ("XINT8", "A8W8", "A16W8")]
     assert tried[:7] == [Choice(name) for name in PURPOSES["npu"].bases] + proposed
@@ -249,17 +252,17 @@ def test_where_nothing_is_within_the_nearest_preset_is_improved_first_and_cheape
 ) -> None:
     levels, improved = {"XINT8": 1.0, "A8W8": 3.0, "A16W8": 9.0, "BF16": 2.0}, list[str]()
 
-    def judge(self: Search, trial: Trial, path: Path) -> Trial:
+    def judge(self: OnnxSearch, trial: OnnxTrial) -> OnnxTrial:
         return replace(trial, judged=Judged("y", 0, "", levels[trial.name], 0.0), bytes=9)
 
-    def improve(self: Search, climb: Climb, seconds: float) -> bool:
+    def improve(self: OnnxSearch, climb: Climb, seconds: float) -> bool:
         improved.append(climb.first.choice.preset)
         return solvable and climb.first.choice.preset == "A16W8"
 
-    monkeypatch.setattr(Search, "_made", judge)
-    monkeypatch.setattr(Search, "improved", improve)
-    monkeypatch.setattr(Search, "with_file", lambda self, trial: replace(trial, path=self.model))
-    auto(folder / "model.onnx", split(samples()), Goal("npu", seconds=20), tmp_path)
+    monkeypatch.setattr(OnnxSearch, "made", judge)
+    monkeypatch.setattr(OnnxSearch, "improved", improve)
+    monkeypatch.setattr(OnnxSearch, "with_file", lambda self, trial: replace(trial, path=self.model))
+    auto(folder / "model.onnx", split(samples()), OnnxGoal("npu", seconds=20), tmp_path)
     assert improved == ["A16W8", "XINT8", "A8W8", *([] if solvable else ["BF16"])]
 
 
@@ -276,7 +279,7 @@ def test_slow_trials_keep_the_time(
 
     monkeypatch.setattr("quark.onnx.auto.quantized", slowly)
     start = time.perf_counter()
-    found = auto(folder / "model.onnx", split(samples()), Goal(purpose, 0.0, seconds=seconds), tmp_path)
+    found = auto(folder / "model.onnx", split(samples()), OnnxGoal(purpose, 0.0, seconds=seconds), tmp_path)
     assert found.trials and begun  # the first one always begins; of the others, those that end in time
     assert all(one + slow <= seconds for one in begun[1:])
 
@@ -327,7 +330,7 @@ def test_the_last_five_lines_tell_the_verdict_and_what_to_type(
     words, code, told = ENDS[end]
     monkeypatch.setattr("quark.onnx.auto.RECIPES", ())
     monkeypatch.setattr("quark.onnx.recipes.RECIPES", ())
-    monkeypatch.setattr("quark.onnx.auto.Search.layers_apart", lambda *args: None)
+    monkeypatch.setattr("quark.onnx.auto.OnnxSearch.layers_apart", lambda *args: None)
     (tmp_path / "task.py").write_text(TASK)
     given = {"--data": str(folder / "samples.npz"), "--for": "npu", "--minutes": "0"}
     given |= dict(zip(words[::2], words[1::2], strict=True))
@@ -386,14 +389,14 @@ def test_a_metric_confirms_on_its_own_reporting_samples(
     def reporting(path: str) -> float:
         return 1.0 if path == str(model) else value
 
-    goal = Goal("npu", 0.1, lambda path: 1.0, seconds=0.0, reporting=reporting)
+    goal = OnnxGoal("npu", 0.1, lambda path: 1.0, seconds=0.0, reporting=reporting)
     found = auto(model, split(samples()), goal, tmp_path)
     assert found.solved and found.confirmed == confirmed
-    assert auto(model, split(samples()), Goal("npu", 0.1, lambda path: 1.0, seconds=0.0), tmp_path).confirmed
+    assert auto(model, split(samples()), OnnxGoal("npu", 0.1, lambda path: 1.0, seconds=0.0), tmp_path).confirmed
 
 
 def of_speed(table: dict[str, float]) -> Any:
-    """``Search.speed`` by hand: of the first name in the table that the trial's begins with."""
+    """``OnnxSearch.speed`` by hand: of the first name in the table that the trial's begins with."""
     return lambda self, trial: next(value for name, value in table.items() if trial.name.startswith(name))
 
 
@@ -404,13 +407,13 @@ def of_speed(table: dict[str, float]) -> Any:
 def test_a_preset_that_is_no_faster_than_float_gets_what_this_machine_times(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: float, tuned: float, worth: str | None
 ) -> None:
-    monkeypatch.setattr(Search, "speed", of_speed({"A8W8_CPU --set TuneSpeed": tuned, "A8W8_CPU": plain}))
+    monkeypatch.setattr(OnnxSearch, "speed", of_speed({"A8W8_CPU --set TuneSpeed": tuned, "A8W8_CPU": plain}))
     monkeypatch.setattr("quark.onnx.tuned_speed._chosen", lambda seconds: "by the table")
     for again in range(2):  # and from the ledger
-        search = Search(
-            folder / "model.onnx", split(samples()), Goal("cpu", ledger=tmp_path / "l.json"), tmp_path, print
+        search = OnnxSearch(
+            folder / "model.onnx", split(samples()), OnnxGoal("cpu", ledger=tmp_path / "l.json"), tmp_path, print
         )
-        found = search.promising(search.attempt(Choice("A8W8_CPU")))
+        found = search.promising(search.attempt(OnnxTrial.of(Choice("A8W8_CPU"))))
         assert (found.name if found else None) == worth
         assert any("no recipe was tried" in note for note in search.notes) == (worth is None)
         if worth and "Tune" in worth:
@@ -425,8 +428,9 @@ def test_a_model_that_timing_leaves_in_float_is_no_trial(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quark.onnx.tuned_speed._chosen", lambda seconds: "all in float")
-    search = Search(folder / "model.onnx", split(samples()), Goal("cpu"), tmp_path, print)
-    assert "everything is faster in float" in search.attempt(Choice("A8W8_CPU", {"TuneSpeed": True})).error
+    search = OnnxSearch(folder / "model.onnx", split(samples()), OnnxGoal("cpu"), tmp_path, print)
+    trial = search.attempt(OnnxTrial.of(Choice("A8W8_CPU", {"TuneSpeed": True})))
+    assert "everything is faster in float" in trial.error
 
 
 def test_of_trials_that_the_clock_cannot_tell_apart_the_more_accurate_one_wins(
@@ -434,20 +438,20 @@ def test_of_trials_that_the_clock_cannot_tell_apart_the_more_accurate_one_wins(
 ) -> None:
     seconds = {"A8W8_CPU": 1.0, "UINT8_DYNAMIC_QUANT": 1.01}
 
-    def timed(self: Search, trials: list[Trial], _: float) -> list[Trial]:
-        return [Trial("float", None, seconds=2.0), *(replace(one, seconds=seconds[one.name]) for one in trials)]
+    def timed(self: OnnxSearch, trials: list[OnnxTrial], _: float) -> list[OnnxTrial]:
+        return [OnnxTrial("float", None, seconds=2.0), *(replace(one, seconds=seconds[one.name]) for one in trials)]
 
-    def judge(self: Search, trial: Trial, path: Path) -> Trial:
+    def judge(self: OnnxSearch, trial: OnnxTrial) -> OnnxTrial:
         value = 30.0 if trial.name == better else 25.0
         return replace(trial, judged=Judged("y", 2, "", value, value), passes=True, bytes=9)
 
-    monkeypatch.setattr(Search, "_made", judge)
-    monkeypatch.setattr(Search, "timed", timed)
-    monkeypatch.setattr(Search, "with_file", lambda self, trial: replace(trial, path=self.model))
+    monkeypatch.setattr(OnnxSearch, "made", judge)
+    monkeypatch.setattr(OnnxSearch, "timed", timed)
+    monkeypatch.setattr(OnnxSearch, "with_file", lambda self, trial: replace(trial, path=self.model))
     for better in seconds:
-        assert auto(folder / "model.onnx", split(samples()), Goal("cpu"), tmp_path).winner.name == better
+        assert auto(folder / "model.onnx", split(samples()), OnnxGoal("cpu"), tmp_path).winner.name == better
     seconds["UINT8_DYNAMIC_QUANT"] = 1.2
-    assert auto(folder / "model.onnx", split(samples()), Goal("cpu"), tmp_path).winner.name == "A8W8_CPU"
+    assert auto(folder / "model.onnx", split(samples()), OnnxGoal("cpu"), tmp_path).winner.name == "A8W8_CPU"
 
 
 def test_a_sample_may_have_numbers_that_are_no_arrays() -> None:

@@ -22,7 +22,7 @@ from quark.errors import ConfigError
 from quark.measure.score import Score
 from quark.report import file_size
 from quark.search.target import Target
-from quark.torch.auto import Goal, Outcome, Trial, auto, reads, reported_on
+from quark.torch.auto import TorchGoal, TorchOutcome, TorchSearch, TorchTrial, auto, reads, reported_on
 from quark.torch.language import load_model
 from quark.torch.layer_runs import Predictions, scores
 
@@ -41,9 +41,9 @@ def llama() -> nn.Module:
 def test_the_smallest_within_the_tolerance_wins_and_the_model_is_left_as_it_was() -> None:
     model, data = llama(), samples(8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = auto(model, data, Goal("transformers", seconds=0.0))
+    found = auto(model, data, TorchGoal("transformers", seconds=0.0))
     assert not found.solved and len(found.trials) == 1 and found.untried  # no time: one trial, the others are named
-    found = auto(model, data, Goal("vllm", drop=0.3))
+    found = auto(model, data, TorchGoal("vllm", drop=0.3))
     assert found.solved and found.target.metric == "cosine"  # the perplexity of random weights means nothing
     good = [one for one in found.trials if one.passes]
     assert found.winner.bytes == min(one.bytes for one in good) < found.float_bytes / 2
@@ -72,7 +72,7 @@ def test_a_model_that_is_no_language_model() -> None:
     data = [torch.randn(4, 64, generator=torch.Generator().manual_seed(k)) for k in range(8)]
     found = quark.auto(model, data, purpose="transformers", minutes=1)
     assert found.solved and found.target.metric == "sqnr" and found.reported is not None
-    missed = auto(model, data, Goal("transformers", metric=lambda one: float(id(one) == 0), drop=0.0, seconds=0.0))
+    missed = auto(model, data, TorchGoal("transformers", metric=lambda one: float(id(one) == 0), drop=0.0, seconds=0.0))
     assert missed.solved and missed.reported is None and "function" in missed.notes[-1]
 
 
@@ -96,11 +96,11 @@ def jackknifed(value: float, spread: float) -> Score:
 def test_the_winner_is_confirmed_within_the_tolerance_or_what_is_chance_on_other_samples(
     target: Target, after: float | Score, before: float, confirmed: bool
 ) -> None:
-    winner = Trial("fp8", {"scheme": "fp8"}, target.value, passes=True)
-    outcome = Outcome(winner, True, [winner], "quark", target, 10.0, 2)
+    winner = TorchTrial("fp8", {"scheme": "fp8"}, target.value, passes=True)
+    outcome = TorchOutcome(winner, True, [winner], "quark", target, 10.0, 2)
     score = after if isinstance(after, Score) else Score(after)
     still = {target.metric: Score(before, (before,) * len(score.without))}
-    goal = Goal("vllm", None if target.metric == "sqnr" else 0.01)
+    goal = TorchGoal("vllm", None if target.metric == "sqnr" else 0.01)
     found = reported_on(outcome, goal, still, score)
     assert found.confirmed == confirmed and found.reported == (score.value, before)
     spread = 0.0 if not score.without else score.without[2] - score.value
@@ -133,11 +133,11 @@ def test_measures_without_a_sample_are_those_of_the_other_samples() -> None:
 
 def test_goals_that_cannot_be_meant() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'vllm'"):
-        Goal("vlm")
+        TorchGoal("vlm")
     with pytest.raises(ConfigError, match="0 to 1"):
-        Goal("vllm", drop=2.0)
+        TorchGoal("vllm", drop=2.0)
     with pytest.raises(ConfigError, match="cpu, npu and size are for ONNX models"):
-        Goal("npu")
+        TorchGoal("npu")
     with pytest.raises(ConfigError, match="one trial after the other"):
         quark.auto(nn.Linear(2, 2), [], workers=2)
     with pytest.raises(ConfigError, match="give the folder"):
@@ -265,8 +265,8 @@ def test_the_time_holds_with_the_report_and_what_is_written_behind_it(
 
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr(module, "lay_out", slow(5, module.lay_out))
-    monkeypatch.setattr(module.Search, "value", slow(10, lambda *_: Score(0.5)))
-    found = auto(llama(), samples(8), Goal("vllm", drop=0.01, seconds=seconds))
+    monkeypatch.setattr(TorchSearch, "value", slow(10, lambda *_: Score(0.5)))
+    found = auto(llama(), samples(8), TorchGoal("vllm", drop=0.01, seconds=seconds))
     written = now[0] + 10
     assert written <= seconds or len(found.trials) == 1
     assert written > seconds - 20 or not any(why == "no time was left" for _, why in found.untried)

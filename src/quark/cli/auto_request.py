@@ -10,15 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 
+from quark.cli.beside import recipe_beside
 from quark.cli.output import print_json, say, show, write_lines
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
 from quark.cli.verdicts import FAILED
 from quark.errors import ConfigError
+from quark.files.ours import MARK
+from quark.files.outputs import Output
+from quark.measure.score import Score
 from quark.report import ModelView, Report, Scatter, Table
-from quark.report.verdict import Verdict
-from quark.search.trials import Outcome, Trial
+from quark.report.verdict import Line, Verdict
+from quark.search.auto import AutoTrial, Outcome
+from quark.search.function import load_function, score_of
 
 ACCEPTABLE = 0.2
 """A larger part of a metric is no tolerance that anybody means."""
@@ -68,7 +74,39 @@ def parse_drop(text: str | None) -> float | None:
         raise ConfigError(f"--drop {text!r}: write a part, as in 1% or 0.01") from error
 
 
-def why_not(trial: Trial, dearer: str) -> str:
+def own_metric(text: str | None) -> Callable[[Any], Score] | None:
+    """The user's function, of a path or a model, as a metric with its error.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    if text is None:
+        return None
+    function, name = load_function(text), text.rpartition(":")[2]
+    return lambda model: score_of(function(model), name)
+
+
+def outputs_of(request: Auto, **others: Output) -> dict[str, Output]:
+    """What is written beside the model, by name: the recipe, and the report where it is asked for."""
+    page = {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
+    return {**others, "recipe": next(recipe_beside(vars(request))), **page}
+
+
+def recipe_text(request: Auto, values: Mapping[str, Any], words: Sequence[str]) -> str:
+    """The configuration file that makes the winner again, with the command that reads it."""
+    told = {"found": {"by": MARK, "model": request.model.name, "for": request.goal}}
+    given = f"--config {next(recipe_beside(vars(request))).path.name} --data …"
+    return f"# {MARK}\n# {shlex.join(words)} {given}\n" + yaml.safe_dump({**values, **told}, sort_keys=False)
+
+
+def result_line(found: Outcome[Any], why: str, miss: str) -> Line:
+    """Whether the winner keeps what it has to: what chose it and what decided nothing may say two things."""
+    if found.solved and not found.confirmed:
+        return Line("result", "not confirmed", f"{why}: {OTHER_SAMPLES}", bad=True)
+    return Line("result", "solved" if found.solved else "not solved", why if found.solved else miss, not found.solved)
+
+
+def why_not(trial: AutoTrial, dearer: str) -> str:
     """Why a trial did not win; ``dearer``: where it is within the tolerance."""
     return (trial.error and "it could not be made") or (dearer if trial.passes else "outside the tolerance")
 

@@ -13,18 +13,20 @@ import yaml
 
 from quark.cli.auto_request import (
     ACCEPTABLE,
-    OTHER_SAMPLES,
     command,
     facts_of,
     longer,
     looser,
+    outputs_of,
+    own_metric,
     page_of,
     parse_drop,
+    recipe_text,
+    result_line,
     tell,
     why_not,
     why_table,
 )
-from quark.cli.beside import recipe_beside
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.samples import FileSamples
@@ -32,10 +34,10 @@ from quark.cli.source_options import source_words
 from quark.cli.sources import feeds, preprocessing
 from quark.errors import ConfigError
 from quark.files.ours import MARK
-from quark.files.outputs import Output, drafts
+from quark.files.outputs import drafts
 from quark.files.private import private_folder
 from quark.measure.score import error
-from quark.onnx.auto import Goal, Outcome, Trial, auto, write_model
+from quark.onnx.auto import auto
 from quark.onnx.data_files import file_of
 from quark.onnx.describe import file_bytes
 from quark.onnx.graph.model import output_of
@@ -43,11 +45,13 @@ from quark.onnx.labelled import is_name, metric_of, metrics_on, said
 from quark.onnx.labels import LabelSource
 from quark.onnx.labels import digest_of as labels_digest
 from quark.onnx.recipes import LIBRARIES
+from quark.onnx.trial_files import write_model
+from quark.onnx.trials import OnnxGoal, OnnxOutcome, OnnxTrial
 from quark.report import ChartPoint, Scatter, Table, file_size
 from quark.report.verdict import LEVELS, Line, Verdict, accuracy_line, size_line, speed_line
-from quark.search.function import digest_of, load_function, score_of
+from quark.search.auto import DROP, LATE
+from quark.search.function import digest_of
 from quark.search.parts import Split, parts_of, split
-from quark.search.trials import DROP, LATE
 
 
 def run(request: Auto) -> None:
@@ -59,14 +63,12 @@ def run(request: Auto) -> None:
     if request.seq_len != Auto.seq_len:
         raise ConfigError("--seq-len is for the folders of torch models; an ONNX model takes samples as they are")
     goal, name = _goal(request), _named(request)
-    recipe = next(recipe_beside(vars(request)))
+    outputs = outputs_of(request, model=output_of(request.output))
     given = feeds(request.model, request.source)
     if name is not None:
         given = replace(given, strict=True) if isinstance(given, FileSamples) else given
         goal = _labelled(goal, request, name, given)
     samples = _split(given)
-    outputs = {"model": output_of(request.output), "recipe": recipe}
-    outputs |= {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
     with drafts(outputs) as paths, private_folder() as folder:
         found = auto(request.model, samples, goal, folder, say)
         write_model(found.winner.path or request.model, paths["model"])
@@ -78,7 +80,7 @@ def run(request: Auto) -> None:
     tell(
         facts_of(found, verdict, "metric", {}) if request.json else trial_table(found),
         verdict,
-        (request.output, recipe.path),
+        (request.output, outputs["recipe"].path),
         found.solved,
     )
 
@@ -94,17 +96,14 @@ def _named(request: Auto) -> str | None:
     return None
 
 
-def _goal(request: Auto) -> Goal:
+def _goal(request: Auto) -> OnnxGoal:
     own = None if request.metric is None or is_name(request.metric) else request.metric
-    function = None if own is None else load_function(own)
-    name = "" if own is None else own.rpartition(":")[2]
-    metric = None if function is None else lambda path: score_of(function(path), name)
     seconds, drop = 60 * request.minutes, parse_drop(request.drop)
-    kept = Goal(request.goal, drop, metric, seconds, request.ledger, digest_of(own))
+    kept = OnnxGoal(request.goal, drop, own_metric(own), seconds, request.ledger, digest_of(own))
     return replace(kept, workers=request.workers, libraries=request.libraries)
 
 
-def _labelled(goal: Goal, request: Auto, name: str, samples: Any) -> Goal:
+def _labelled(goal: OnnxGoal, request: Auto, name: str, samples: Any) -> OnnxGoal:
     """The goal with a built-in metric, on the samples that choose, and on those that decide nothing."""
     files = [file_of(read) for read in samples.readers] if isinstance(samples, FileSamples) else [None] * len(samples)
     given = LabelSource(request.model, request.labels, files, preprocessing(request.source))
@@ -122,7 +121,7 @@ def _split(samples: Any) -> Split:
     return split(samples)
 
 
-def _recipe(found: Outcome, request: Auto) -> str:
+def _recipe(found: OnnxOutcome, request: Auto) -> str:
     """The configuration file that makes the winner again; for the float model, words."""
     choice = found.winner.choice
     if choice is None:
@@ -136,20 +135,17 @@ def _recipe(found: Outcome, request: Auto) -> str:
     if choice.layers:
         values["layers"] = dict(choice.layers)
     values["calibrate"] = "half"
-    values["found"] = {"by": MARK, "model": request.model.name, "for": request.goal}
-    command = f"# quark onnx quantize {request.model.name} -o q.onnx --data …"
-    name = next(recipe_beside(vars(request))).path.name
-    return f"{command} --config {name}\n" + yaml.safe_dump(values, sort_keys=False)
+    return recipe_text(request, values, ["quark", "onnx", "quantize", request.model.name, "-o", "q.onnx"])
 
 
-def trial_table(found: Outcome) -> Table:
+def trial_table(found: OnnxOutcome) -> Table:
     """Every trial with its figures."""
     rows = tuple(_row(trial, trial.name == found.winner.name) for trial in found.trials)
     columns = ("configuration", "accuracy on the choosing samples", "metric", "size", "within", "mends")
     return Table("Trials", columns, rows, "* the winner" if any(row[0].startswith("* ") for row in rows) else "")
 
 
-def _row(trial: Trial, won: bool) -> tuple[str, ...]:
+def _row(trial: OnnxTrial, won: bool) -> tuple[str, ...]:
     said = trial.error or (trial.judged.reason if trial.judged is not None else "–")
     value = "–" if trial.value is None else f"{trial.value:.4g}"
     size = file_size(trial.bytes) if trial.bytes else "–"
@@ -163,13 +159,13 @@ def _row(trial: Trial, won: bool) -> tuple[str, ...]:
     )
 
 
-def _why_not(request: Auto, trial: Trial) -> str:
+def _why_not(request: Auto, trial: OnnxTrial) -> str:
     """Why a trial did not win."""
     said = {"cpu": "slower", "npu": "a costlier type for an NPU, or less accurate", "size": "larger"}[request.goal]
     return f"the same model as {trial.same}" if trial.same else why_not(trial, said)
 
 
-def _verdict(request: Auto, found: Outcome) -> Verdict:
+def _verdict(request: Auto, found: OnnxOutcome) -> Verdict:
     """What is known of the winner, the result last: with the next command it is what the last lines show."""
     winner, lines = found.winner, []
     notes = [Line("note", "of this run", note) for note in found.notes]
@@ -192,23 +188,15 @@ def _verdict(request: Auto, found: Outcome) -> Verdict:
     lines += [size_line(file_bytes(request.model), winner.bytes), *notes]
     if not found.solved:
         lines.append(Line("missing", "nearest", _missing(request, found), bad=True))
-    lines.append(_result(found))
+    lines.append(result_line(found, _why(found), _why(found)))
     return Verdict(tuple(lines), _next(request, found))
 
 
-def _result(found: Outcome) -> Line:
-    """Whether the winner keeps what it has to: what chose it and what decided nothing may say two things."""
-    if found.solved and not found.confirmed:
-        why = f"{_why(found)}: {OTHER_SAMPLES}"
-        return Line("result", "not confirmed", why, bad=True)
-    return Line("result", "solved" if found.solved else "not solved", _why(found), bad=not found.solved)
-
-
-def _float_stays(found: Outcome) -> str:
+def _float_stays(found: OnnxOutcome) -> str:
     return found.notes[-1] if found.notes else "no trial wins anything"
 
 
-def _missing(request: Auto, found: Outcome) -> str:
+def _missing(request: Auto, found: OnnxOutcome) -> str:
     """What the nearest miss costs, against what was allowed."""
     lost, winner = _lost(found), found.winner
     drop = parse_drop(request.drop)
@@ -226,7 +214,7 @@ def _missing(request: Auto, found: Outcome) -> str:
     return f"{words}: {100 * lost:.3g} % lost, {asked} may be"
 
 
-def _lost(found: Outcome) -> float | None:
+def _lost(found: OnnxOutcome) -> float | None:
     """The part of the metric, or of the float model's answers, that the nearest miss loses; None where it has none."""
     winner = found.winner
     if winner.value is not None and found.float_value:
@@ -236,7 +224,7 @@ def _lost(found: Outcome) -> float | None:
     return None
 
 
-def _next(request: Auto, found: Outcome) -> tuple[str, ...]:
+def _next(request: Auto, found: OnnxOutcome) -> tuple[str, ...]:
     """The commands that make sense now, the likeliest first."""
     model, samples, own = str(request.model), source_words(request.source), request.libraries
     if found.solved and found.confirmed:
@@ -254,13 +242,13 @@ def _next(request: Auto, found: Outcome) -> tuple[str, ...]:
     return (f"find the layers that need more bits: {shlex.join(words)}",)
 
 
-def _why(found: Outcome) -> str:
+def _why(found: OnnxOutcome) -> str:
     """The winner in words, and what its recipes mend."""
     mended = f"; mends: {'; '.join(found.winner.causes)}" if found.winner.causes else ""
     return f"{found.winner.name}, of {found.count}{mended}"
 
 
-def _plots(request: Auto, found: Outcome) -> Iterator[Scatter]:
+def _plots(request: Auto, found: OnnxOutcome) -> Iterator[Scatter]:
     """Accuracy by size, and by latency where it was measured."""
     judged = [one for one in found.trials if one.judged is not None]
     metric = "the metric" if found.float_value is not None else "SQNR on the choosing samples, dB"

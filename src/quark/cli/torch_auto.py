@@ -11,38 +11,36 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from quark.cli.auto_request import (
     ACCEPTABLE,
-    OTHER_SAMPLES,
     facts_of,
     longer,
     looser,
+    outputs_of,
+    own_metric,
     page_of,
     parse_drop,
+    recipe_text,
+    result_line,
     tell,
     why_not,
     why_table,
 )
-from quark.cli.beside import recipe_beside
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
 from quark.cli.torch_refusals import check_data, check_output
 from quark.cli.torch_verdict import MEASURES, cache_lines
 from quark.errors import ConfigError
-from quark.files.ours import MARK
-from quark.files.outputs import Output, drafts
+from quark.files.outputs import drafts
 from quark.report import ChartPoint, Report, Scatter, Table, file_size
 from quark.report.verdict import Line, Verdict, size_line
-from quark.search.function import digest_of, load_function, score_of
-from quark.search.trials import LATE
+from quark.search.auto import LATE
+from quark.search.function import digest_of
 from quark.search.values import FLOAT
 
 if TYPE_CHECKING:
-    from quark.measure.score import Score
-    from quark.torch.auto import Goal, Outcome, Trial
+    from quark.torch.auto import TorchGoal, TorchOutcome, TorchTrial
 
 WINDOWS = 32
 Facts = Mapping[str, Any]
@@ -61,12 +59,9 @@ def run(request: Auto) -> None:
     from quark.torch.files.prequantized import as_float
 
     goal = _goal(request)
-    recipe = next(recipe_beside(vars(request)))
+    outputs = outputs_of(request)
     with as_float(request.model, output) as folder:
         found, samples, model = _found(request, data, goal, folder, start)
-        outputs = {"recipe": recipe} | (
-            {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
-        )
         with new_folder(output) as work:  # last, so that it is there where all is
             facts = _write(request, found, samples, model, folder, work)
             verdict = _verdict(request, found, facts)
@@ -74,7 +69,8 @@ def run(request: Auto) -> None:
                 write_text(_recipe(found, request), paths["recipe"])
                 if request.report is not None:
                     write_page(_page(request, found, verdict), paths["report"])
-    tell(_facts(found, verdict) if request.json else trial_table(found), verdict, (output, recipe.path), found.solved)
+    told = _facts(found, verdict) if request.json else trial_table(found)
+    tell(told, verdict, (output, outputs["recipe"].path), found.solved)
 
 
 def _data(request: Auto) -> Path:
@@ -99,22 +95,19 @@ def _data(request: Auto) -> Path:
     return request.source.data
 
 
-def _goal(request: Auto) -> Goal:
-    from quark.torch.auto import Goal
+def _goal(request: Auto) -> TorchGoal:
+    from quark.torch.auto import TorchGoal
 
-    def metric(model: Any) -> Score:
-        return score_of(load_function(str(request.metric))(model), str(request.metric).rpartition(":")[2])
-
-    seconds, own, drop = 60 * request.minutes, None, parse_drop(request.drop)
-    if request.metric is not None and request.metric != "perplexity":
-        if ":" not in request.metric:
-            raise ConfigError(f"--metric {request.metric!r}: for a torch model write perplexity or FILE.py:FUNCTION")
-        load_function(request.metric)
-        own = metric
-    return Goal(request.goal, drop, own, seconds, request.ledger, digest_of(None if own is None else request.metric))
+    own = None if request.metric == "perplexity" else request.metric
+    if own is not None and ":" not in own:
+        raise ConfigError(f"--metric {own!r}: for a torch model write perplexity or FILE.py:FUNCTION")
+    seconds, drop = 60 * request.minutes, parse_drop(request.drop)
+    return TorchGoal(request.goal, drop, own_metric(own), seconds, request.ledger, digest_of(own))
 
 
-def _found(request: Auto, data: Path, goal: Goal, folder: Path, start: float) -> tuple[Outcome, list[Any], Any]:
+def _found(
+    request: Auto, data: Path, goal: TorchGoal, folder: Path, start: float
+) -> tuple[TorchOutcome, list[Any], Any]:
     """The trials, the samples and the float model; what reading took since ``start`` is no time for trials."""
     from quark.torch.auto import auto
     from quark.torch.language import calibration_samples, check_ids, load_model, load_tokenizer, read_ids
@@ -127,7 +120,7 @@ def _found(request: Auto, data: Path, goal: Goal, folder: Path, start: float) ->
     return auto(model, samples, goal, say, folder), samples, model
 
 
-def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder: Path, work: Path) -> Facts:
+def _write(request: Auto, found: TorchOutcome, samples: list[Any], model: Any, folder: Path, work: Path) -> Facts:
     """The winner in the format that the program reads, with its card, into ``work``, which will be the output.
 
     Returns:
@@ -161,16 +154,14 @@ def found_program(request: Auto) -> str:
     return PURPOSES[request.goal]
 
 
-def _recipe(found: Outcome, request: Auto) -> str:
+def _recipe(found: TorchOutcome, request: Auto) -> str:
     """The configuration file that makes the winner again."""
     values = {key: value for key, value in found.winner.values.items() if value}
-    values["found"] = {"by": MARK, "model": request.model.name, "for": request.goal}
-    command = f"# quark torch quantize {request.model.name} -o OUT --for {found_program(request)}"
-    told = f"{command} --format {found.format} --config {next(recipe_beside(vars(request))).path.name} --data …\n"
-    return f"# {MARK}\n{told}" + yaml.safe_dump(values, sort_keys=False)
+    words = ["quark", "torch", "quantize", request.model.name, "-o", "OUT", "--for", found_program(request)]
+    return recipe_text(request, values, [*words, "--format", found.format])
 
 
-def trial_table(found: Outcome) -> Table:
+def trial_table(found: TorchOutcome) -> Table:
     """Every trial with its figures."""
     rows = tuple(_row(one, one is found.winner) for one in found.trials)
     late = [name for name, why in found.untried if why == LATE]
@@ -178,16 +169,15 @@ def trial_table(found: Outcome) -> Table:
     return Table("Trials", ("configuration", found.target.metric, "size", "within", "mends"), rows, note)
 
 
-def _row(trial: Trial, won: bool) -> tuple[str, ...]:
+def _row(trial: TorchTrial, won: bool) -> tuple[str, ...]:
     give = "" if math.isnan(trial.chance) else f" ± {trial.chance:.2g}"
     said = trial.error or f"{trial.value:.6g}{give}"
     name = f"* {trial.name}" if won else trial.name
     return name, said, file_size(trial.bytes), "yes" if trial.passes else "no", "; ".join(trial.causes)
 
 
-def _verdict(request: Auto, found: Outcome, facts: Facts) -> Verdict:
+def _verdict(request: Auto, found: TorchOutcome, facts: Facts) -> Verdict:
     winner, target = found.winner, found.target
-    word = "solved" if found.solved else "not solved"
     why = f"{winner.name} for {request.goal} ({found.format}), the smallest of {found.count} within {target}"
     miss = f"nothing reaches {target}; {winner.name} comes nearest of {found.count}"
     lines = [Line("chosen by", target.metric, f"{winner.value:.6g} (float {found.float_value:.6g})")]
@@ -201,21 +191,18 @@ def _verdict(request: Auto, found: Outcome, facts: Facts) -> Verdict:
     lines.append(size_line(facts["bytes_before"], facts["bytes_after"]))
     lines += cache_lines(facts)
     lines += [Line("note", "of this run", note) for note in found.notes]
-    if found.solved and not found.confirmed:
-        word, why = "not confirmed", f"{winner.name}, {OTHER_SAMPLES}"
-    bad = not (found.solved and found.confirmed)
-    lines.append(Line("result", word, why if found.solved else miss, bad=bad))
+    lines.append(result_line(found, why, miss))
     return Verdict(tuple(lines), (_next(request, found),))
 
 
-def _gap(found: Outcome) -> str:
+def _gap(found: TorchOutcome) -> str:
     """How much better or worse the winner does on samples that decided nothing."""
     if found.target.metric == "sqnr":
         return f"{found.gap:+.1f} dB"
     return f"{found.gap:+.2g}" if found.target.metric == "cosine" else f"{100 * found.gap:+.2g} %"
 
 
-def _next(request: Auto, found: Outcome) -> str:
+def _next(request: Auto, found: TorchOutcome) -> str:
     """The command that makes sense now."""
     data, target = ["--data", str(request.source.data)], found.target
     if found.solved and found.confirmed and found.format in MEASURES:
@@ -234,12 +221,12 @@ def _next(request: Auto, found: Outcome) -> str:
     return f"find the layers that need more bits: {shlex.join(words)}"
 
 
-def _facts(found: Outcome, verdict: Verdict) -> Mapping[str, Any]:
+def _facts(found: TorchOutcome, verdict: Verdict) -> Mapping[str, Any]:
     also = {"format": found.format, "reported": found.reported, "chance": found.chance}
     return facts_of(found, verdict, "value", also)
 
 
-def _page(request: Auto, found: Outcome, verdict: Verdict) -> Report:
+def _page(request: Auto, found: TorchOutcome, verdict: Verdict) -> Report:
     tried = [one for one in found.trials if not one.error]
     points = tuple(ChartPoint(one.name, one.bytes / 1e6, one.value, one is found.winner) for one in tried)
     points = (*points, ChartPoint("float", found.float_bytes / 1e6, found.float_value))

@@ -18,7 +18,7 @@ from quark.demo import data
 from quark.errors import QuarkError
 from quark.files.outputs import Output, check_outputs
 from quark.onnx import Config, ModelQuantizer, get_default_config
-from quark.onnx.auto import Goal, auto
+from quark.onnx.auto import auto
 from quark.onnx.causes import causes, with_causes
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.coverage import coverage
@@ -27,6 +27,7 @@ from quark.onnx.examples import examples
 from quark.onnx.latency import median_seconds
 from quark.onnx.page import model_view
 from quark.onnx.page import page as report_of
+from quark.onnx.trials import OnnxGoal
 from quark.report import Report, Table, decibels, file_size, milliseconds, print_table
 from quark.report.html import write_html
 from quark.report.verdict import Verdict, accuracy_line, coverage_line, size_line, speed_line, worst
@@ -158,7 +159,7 @@ def chosen() -> str:
     (train, _), (inputs, labels) = data.split()
     samples = [{data.INPUT: image[None]} for image in train[:TRIED]]
     with tempfile.TemporaryDirectory() as folder:
-        found = auto(data.model_path(), split(samples), Goal("size", seconds=SECONDS), Path(folder))
+        found = auto(data.model_path(), split(samples), OnnxGoal("size", seconds=SECONDS), Path(folder))
         path = found.winner.path or data.model_path()
         kept, size = percent(top1(path, inputs, labels)), file_size(file_bytes(path))
     return f"quark auto --for size takes {found.winner.name}, of {len(found.trials)} trials: {size}, top-1 {kept}."

@@ -15,12 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from quark import parallel
-from quark.errors import DataError, QuarkError
+from quark.errors import QuarkError
 from quark.files.journal import Journal
 from quark.measure.answers import Answers
 from quark.measure.score import Score, by_chance
@@ -32,24 +33,13 @@ from quark.onnx.latency import median_seconds
 from quark.onnx.one_pass import estimate
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.recipes import GOOD, QUICKER, RECIPES, SLOW, Attempt, Choice, Climb, Situation, layers_apart, wider
-from quark.onnx.trial_files import probed, quantized, write_model
-from quark.onnx.trials import (
-    PURPOSES,
-    Goal,
-    Outcome,
-    Probed,
-    Purpose,
-    Trial,
-    entry_of,
-    ledger_of,
-    remembered,
-)
+from quark.onnx.trial_files import probed, quantized
+from quark.onnx.trials import OnnxGoal, OnnxOutcome, OnnxTrial, Probed, entry_of, identity_of, remembered
 from quark.onnx.tuned_speed import repeating
 from quark.report.verdict import Judged, worst
-from quark.search.clock import Clock
+from quark.search.auto import DROP, LATE, PLAIN, Search
 from quark.search.function import checked_reference, kept_score, score_of
 from quark.search.parts import Split
-from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
 
 APART = 0.4
@@ -60,16 +50,6 @@ TRIED = 8
 """Samples that single layers are tried on."""
 PROBED = 8
 """Samples, of each part, that recipes are compared on before the better ones get all."""
-__all__ = [
-    "PURPOSES",
-    "Goal",
-    "Outcome",
-    "Purpose",
-    "Search",
-    "Trial",
-    "auto",
-    "write_model",
-]
 BRIEFLY = 0.5
 """Seconds for a first look at how fast a trial is."""
 TIMED, TIMING = 2.0, 0.05
@@ -84,43 +64,67 @@ SAME = 0.03
 """A trial that is not faster than the float model by this part wins nothing in time."""
 
 
-class Search:
-    """The trials of one model."""
+class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
+    """The trials of one model: as ``quark.search.auto.Search``."""
 
-    def __init__(self, model: Path, samples: Split, goal: Goal, folder: Path, tell: Callable[[str], None]) -> None:
-        self.model, self.samples, self.goal, self.folder, self.tell = model, samples, goal, folder, tell
-        self.trials: list[Trial] = []
-        self.notes: list[str] = []
+    goal: OnnxGoal
+
+    def __init__(self, model: Path, samples: Split, goal: OnnxGoal, folder: Path, tell: Callable[[str], None]) -> None:
+        super().__init__(goal, partial(identity_of, model, samples), tell)
+        self.model, self.samples, self.folder = model, samples, folder
         self.pace: dict[str, float] = {}
         self.same: dict[str, str] = {}
-        self.clock = Clock(goal.seconds)
         self.probes = 0.0
-        self.book = ledger_of(model, samples, goal)
         self.float_score = None if goal.metric is None else self._of_float(goal.metric)
         self.situation = Situation(frozenset(describe(model).operators), (), goal.purpose == "npu")
 
-    def attempt(self, choice: Choice, causes: tuple[str, ...] = ()) -> Trial:
-        """Quantize with the fitting samples and judge on the choosing ones."""
-        name = choice.name
-        before = next((one for one in self.trials if one.name == name), None)
-        if before is not None:  # recipes on a cheaper base may end at a dearer one
-            return before
-        path, known = self.folder / f"{len(self.trials)}.onnx", remembered(self.book, name, choice, causes)
-        if known is not None:
-            self.propose(known[1])
-            return self.finished(known[0])
-        with self.clock.during(choice.pace):
-            try:
-                trial = self._made(Trial(name, choice, causes=causes, path=path), path)
-            except QuarkError as error:
-                trial = Trial(name, choice, causes=causes, error=str(error))
-        self.clock.reserved = self.clock.usual("judging") * (1 if self.goal.reporting is None else 2) + self.timing
-        self.book.finish(f"trial {name}", entry_of(trial, self.situation.proposals))
-        return self.finished(trial)
+    def steps(self) -> None:
+        """All bases as they are, the cheapest first; on those outside the tolerance what the engine proposes; then the
+        other recipes: where nothing is within, on the nearest, and on those that are cheaper than the first within."""
+        goal, climbs = self.goal, list[Climb]()
+        for preset in goal.row.bases:
+            trial = OnnxTrial.of(goal.base(preset))
+            if self.late(trial):
+                break
+            self.situation = replace(self.situation, proposals=())  # those of another preset may mean nothing here
+            base = self.attempt(trial)
+            if base.passes and goal.row.cost == "rank":
+                break
+            worth = self.promising(base)
+            if worth is not None and not worth.passes:
+                climbs.append(self.climb(worth))
+        for place, climb in enumerate(climbs):
+            self.situation, best = climb.situation, climb.proposed(self.clock.left)
+            if goal.row.cost == "rank" and best.judged is not None and best.judged.level >= GOOD:
+                climbs = climbs[:place]
+                break
+        if len(climbs) > 1 and not any(trial.passes for trial in self.trials) and self.clock.left > 0:
+            nearest = max(climbs, key=lambda one: one.best.rank)
+            climbs.remove(nearest)
+            if self.improved(nearest, NEAREST * self.clock.left) and goal.row.cost == "rank":
+                bound = goal.row.place(nearest.first.choice.preset)
+                climbs = [one for one in climbs if goal.row.place(one.first.choice.preset) < bound]
+        for place, climb in enumerate(climbs):
+            left = self.clock.left
+            if left <= 0:
+                self.notes.append(f"no time was left for recipes on {climb.best.choice.name}")
+            elif self.improved(climb, left / (len(climbs) - place)) and goal.row.cost == "rank":
+                break
 
-    def _made(self, trial: Trial, path: Path) -> Trial:
+    def remembered(self, trial: OnnxTrial) -> OnnxTrial | None:
+        """What the ledger has of a trial; what the engine proposed then is remembered, too."""
+        known = remembered(self.book, trial)
+        self.propose(() if known is None else known[1])
+        return None if known is None else known[0]
+
+    def entry(self, trial: OnnxTrial) -> dict[str, Any]:
+        """A trial as the ledger keeps it."""
+        return entry_of(trial, self.situation.proposals)
+
+    def made(self, trial: OnnxTrial) -> OnnxTrial:
         """The trial, quantized and judged; what was judged under another name is not judged again."""
-        trial = replace(trial, choice=self._quantized(trial.choice or Choice(""), path))
+        path = self.folder / f"{len(self.trials)}.onnx"
+        trial = replace(trial, choice=self._quantized(trial.choice or Choice(""), path), path=path)
         digest = fingerprint.of_model(files.load(path))
         before = next((one for one in self.trials if one.digest == digest), None)
         if before is not None:
@@ -133,9 +137,9 @@ class Search:
         trial = replace(trial, judged=judged, value=value, bytes=file_bytes(path), chance=chance, digest=digest)
         return replace(trial, passes=self.within(trial, found.answers))
 
-    def usual(self, choice: Choice) -> float:
-        """Seconds that a trial of such a choice takes; until there was one, those of a plain one."""
-        return self.clock.usual(choice.pace) or self.clock.usual(Choice("").pace)
+    def ending(self) -> float:
+        """Seconds for judging the winner, and for timing the good trials."""
+        return self.clock.usual("judging") * (1 if self.goal.reporting is None else 2) + self.timing
 
     @property
     def timing(self) -> float:
@@ -157,21 +161,18 @@ class Search:
         found = score_of(self.goal.metric(str(path)), "the metric")
         return found.value, by_chance(self.float_score, found, self.limit)
 
-    def finished(self, trial: Trial) -> Trial:
-        """Take a trial down, and tell it."""
-        self.trials.append(trial)
-        said = trial.error or (trial.judged.reason if trial.judged else "nothing to compare")
-        said = f"the same model as {trial.same}" if trial.same else said
+    def said(self, trial: OnnxTrial) -> str:
+        """The metric, and how the outputs were judged."""
+        said = trial.judged.reason if trial.judged else "nothing to compare"
         score = "" if trial.value is None else f"metric {trial.value:.6g}, "
-        self.tell(f"{trial.name}: {score}{said}")
-        return trial
+        return score + (f"the same model as {trial.same}" if trial.same else said)
 
     def propose(self, sentences: Iterable[str]) -> None:
         """Remember what the engine proposed."""
         found = dict.fromkeys((*self.situation.proposals, *sentences))
         self.situation = replace(self.situation, proposals=tuple(found))
 
-    def with_file(self, trial: Trial) -> Trial:
+    def with_file(self, trial: OnnxTrial) -> OnnxTrial:
         """The trial with its model; one that only the ledger remembers is quantized again, to the same bytes."""
         if trial.path is not None or trial.choice is None:
             return trial
@@ -185,7 +186,7 @@ class Search:
         self.propose(plan.proposals)
         return replace(choice, options={**choice.options, **repeating(plan)})
 
-    def within(self, trial: Trial, answers: Mapping[str, Answers]) -> bool:
+    def within(self, trial: OnnxTrial, answers: Mapping[str, Answers]) -> bool:
         """Whether a trial keeps what it has to keep."""
         drop = self.goal.drop
         if self.float_score is not None and trial.value is not None:
@@ -198,7 +199,7 @@ class Search:
             return trial.judged.level >= GOOD
         return read.share >= 1 - _larger(drop, read.error)
 
-    def confirmed(self, outcome: Outcome, answers: Mapping[str, Answers]) -> bool:
+    def confirmed(self, outcome: OnnxOutcome, answers: Mapping[str, Answers]) -> bool:
         """Whether the winner also keeps what it has to keep on the reporting samples; a function has its own data."""
         if outcome.reported_values is not None:
             after, before = outcome.reported_values
@@ -212,11 +213,11 @@ class Search:
         value = math.nan if self.float_score is None else self.float_score.value
         return abs(value) * (DROP if self.goal.drop is None else self.goal.drop)
 
-    def told(self, trial: Trial) -> bool:
+    def told(self, trial: OnnxTrial) -> bool:
         """Whether there is a metric, on so many labels that they can see the tolerance."""
         return trial.value is not None and not trial.chance > self.limit
 
-    def as_wanted(self, trial: Trial) -> Judged | None:
+    def as_wanted(self, trial: OnnxTrial) -> Judged | None:
         """How a trial was judged: good exactly where it is within the tolerance, by the user's metric if there is one
         and its labels can see the tolerance; where they cannot, the agreement with the float model tells trials apart.
         """
@@ -228,18 +229,23 @@ class Search:
         value = trial.value if trial.value is not None and self.told(first) else judged.value
         return replace(judged, level=level, value=value)
 
-    def nearest(self, trials: Sequence[Trial]) -> Trial:
-        """The most accurate of the trials."""
-        return max(trials, key=lambda one: Attempt(one.choice or Choice(""), self.as_wanted(one)).rank)
+    def rank(self, trial: OnnxTrial) -> tuple[float, ...]:
+        """The better, the larger."""
+        return Attempt(trial.choice or Choice(""), self.as_wanted(trial)).rank
 
-    def climb(self, base: Trial) -> Climb:
+    def cost(self, trial: OnnxTrial) -> tuple[float, ...]:
+        """What orders trials where the types count: the cheaper types, then fewer layers of dearer ones."""
+        choice = trial.choice or Choice("")
+        return self.goal.row.place(choice.preset), len(choice.layers)
+
+    def climb(self, base: OnnxTrial) -> Climb:
         """Recipes on a base that is outside the tolerance."""
 
         def measure(choice: Choice) -> Judged | None:
-            return self.as_wanted(self.attempt(choice, made.trying.causes))
+            return self.as_wanted(self.attempt(OnnxTrial.of(choice, made.trying.causes)))
 
         choice = base.choice or Choice("")
-        made = Climb(Attempt(choice, self.as_wanted(base)), self.situation, measure, self.pace, self.usual(choice))
+        made = Climb(Attempt(choice, self.as_wanted(base)), self.situation, measure, self.pace, self.usual(choice.pace))
         return made
 
     def improved(self, climb: Climb, seconds: float) -> bool:
@@ -295,10 +301,10 @@ class Search:
         if wide is None and any(trial.passes for trial in self.trials):
             return
         plain = replace(best.choice, algorithms=())
-        looks = LOOKS * self.usual(plain)
-        if self.clock.left - looks - STEPS * self.usual(best.choice) < end:
+        looks = LOOKS * self.usual(plain.pace)
+        if self.clock.left - looks - STEPS * self.usual(best.choice.pace) < end:
             best = replace(best, choice=plain)
-        usual = self.usual(best.choice)
+        usual = self.usual(best.choice.pace)
         if self.clock.left - looks < end:
             return
         few = list(islice(self.samples.fit, TRIED))
@@ -311,10 +317,10 @@ class Search:
         cause, ranked = f"a few layers lose most; they are {wide or FLOAT}", [one.layer for one in study.ranked()]
         most = (HALF if wide else BESIDE) if npu else ALL
         for choice in layers_apart(best, ranked, wide or FLOAT, most):
-            if self.clock.left - usual < end or self.attempt(choice, (*best.causes, cause)).passes:
+            if self.clock.left - usual < end or self.attempt(OnnxTrial.of(choice, (*best.causes, cause))).passes:
                 break
 
-    def promising(self, base: Trial) -> Trial | None:
+    def promising(self, base: OnnxTrial) -> OnnxTrial | None:
         """The base, where it is worth improving: for the CPU one that is slower than float is not, whatever it keeps.
 
         Where it is not faster, this machine's own timings say first what stays in float.
@@ -323,8 +329,8 @@ class Search:
             return None if base.error else base
         pace = self.speed(base)
         applies = pace < 1 + SAME and QUICKER.applies(replace(self.situation, slow=True), base.choice)
-        if applies and self.clock.fits(SLOW * self.usual(base.choice)):
-            tuned = self.attempt(QUICKER.change(base.choice), (*base.causes, QUICKER.cause))
+        if applies and self.clock.fits(SLOW * self.usual(base.pace)):
+            tuned = self.attempt(OnnxTrial.of(QUICKER.change(base.choice), (*base.causes, QUICKER.cause)))
             if not tuned.error and (quicker := self.speed(tuned)) > pace:
                 base, pace = tuned, quicker
         if pace > 1 - SAME:
@@ -332,18 +338,72 @@ class Search:
         self.notes.append(f"{base.name} is slower than the float model, so no recipe was tried on it")
         return None
 
-    def speed(self, trial: Trial) -> float:
+    def speed(self, trial: OnnxTrial) -> float:
         """How many times as fast as the float model a trial is, at a first look."""
         stays, one = self.timed([self.with_file(trial)], min(BRIEFLY, self.timing))
         return stays.seconds / one.seconds
 
-    def timed(self, trials: Sequence[Trial], seconds: float) -> list[Trial]:
+    def timed(self, trials: Sequence[OnnxTrial], seconds: float) -> list[OnnxTrial]:
         """The trials with their seconds an inference, and those of the float model, side by side."""
         feed = next(iter(self.samples.choose))
         models: dict[str, Any] = {"float": self.model} | {str(k): one.path for k, one in enumerate(trials)}
         found = median_seconds(models, feed, seconds, libraries=self.goal.libraries)
-        stays = Trial("float", None, bytes=file_bytes(self.model), seconds=found["float"], path=self.model)
+        stays = OnnxTrial("float", None, bytes=file_bytes(self.model), seconds=found["float"], path=self.model)
         return [stays, *(replace(one, seconds=found[str(k)]) for k, one in enumerate(trials))]
+
+    def proved(self, winner: OnnxTrial, good: Sequence[OnnxTrial]) -> OnnxOutcome:
+        """The outcome: the fastest or smallest, where that counts; judged on the reporting samples."""
+        value, notes = None if self.float_score is None else self.float_score.value, [*self.notes, *self.samples.notes]
+        outcome = OnnxOutcome(winner, bool(good), self.trials, None, value, notes=notes, untried=self._untried())
+        if not good or self.goal.row.cost == "rank":
+            return self._reported(outcome)
+        stays, *timed = self.timed([self.with_file(one) for one in good if not one.same], self.timing)
+        outcome.seconds = {one.name: one.seconds for one in timed}
+        outcome.float_seconds, by_time = stays.seconds, self.goal.row.cost == "seconds"
+        least = min(timed, key=lambda one: one.seconds if by_time else one.bytes)
+        alike = [one for one in timed if by_time and one.seconds <= least.seconds * (1 + SAME)]  # no clock tells them
+        outcome.winner = self.nearest(alike or [least])
+        slow = by_time and outcome.winner.seconds > stays.seconds * (1 - SAME)
+        if slow or (not by_time and outcome.winner.bytes >= stays.bytes):
+            better = "faster" if by_time else "smaller"
+            outcome.notes.append(f"no trial within the tolerance is {better} than the float model")
+            outcome.winner, outcome.solved = stays, False
+            return outcome
+        return self._reported(outcome)
+
+    def _untried(self) -> list[tuple[str, str]]:
+        """Presets and recipes that no trial has, and why not."""
+        presets = [trial.choice.preset for trial in self.trials if trial.choice is not None]
+        passed, over = any(trial.passes for trial in self.trials), not self.clock.fits(self.usual(PLAIN))
+        late = LATE if over or not passed else "what was found before was good enough"
+        found = []
+        for preset in self.goal.row.bases:
+            if preset not in presets:
+                found.append((preset, "a cheaper one is within the tolerance" if passed else late))
+        causes = {cause for trial in self.trials for cause in trial.causes}
+        for recipe in (one for one in RECIPES if one.cause not in causes):
+            fits = [one for one in map(self.goal.base, dict.fromkeys(presets)) if recipe.applies(self.situation, one)]
+            same = next((self.same[name] for one in fits if (name := recipe.change(one).name) in self.same), None)
+            why = late if fits else "its condition does not hold for this model and these presets"
+            why = why if same is None else f"{late}, and on few samples its model is that of {same}"
+            found.append((recipe.name, why))
+        return found
+
+    def _reported(self, outcome: OnnxOutcome) -> OnnxOutcome:
+        """The outcome with what the winner does on the reporting samples."""
+        outcome.winner = self.with_file(outcome.winner)
+        if self.samples.report is None:  # too few to set any apart, as the notes say
+            outcome.confirmed = outcome.solved
+            return outcome
+        path, libraries = outcome.winner.path or self.model, self.goal.libraries
+        found = compare(self.model, path, self.samples.report, False, None, libraries)
+        outcome.reported = worst(found.outputs, found.answers)
+        if self.goal.reporting is not None:
+            judge = self.goal.reporting
+            after, before = (score_of(judge(str(one)), "the metric") for one in (path, self.model))
+            outcome.reported_values = after, before
+        outcome.confirmed = outcome.solved and self.confirmed(outcome, found.answers)
+        return outcome
 
 
 def _larger(limit: float, chance: float) -> float:
@@ -352,8 +412,8 @@ def _larger(limit: float, chance: float) -> float:
 
 
 def auto(
-    model: Path, samples: Split, goal: Goal, folder: Path, tell: Callable[[str], None] = lambda words: None
-) -> Outcome:
+    model: Path, samples: Split, goal: OnnxGoal, folder: Path, tell: Callable[[str], None] = lambda words: None
+) -> OnnxOutcome:
     """Try, choose, and judge the winner on samples that decided nothing.
 
     Args:
@@ -367,120 +427,4 @@ def auto(
         ConfigError, DataError, ModelError: nothing can be tried at all.
     """
     with Journal.held(goal.ledger):
-        search = Search(model, samples, goal, folder, tell)
-        _try(search)
-        outcome = _concluded(search)
-        search.book.settle()
-    return outcome
-
-
-def _try(search: Search) -> None:
-    """All bases as they are, the cheapest first; on those outside the tolerance what the engine proposes; then the
-    other recipes: where nothing is within, on the nearest, and on those that are cheaper than the first within."""
-    goal, climbs = search.goal, list[Climb]()
-    for place, preset in enumerate(goal.row.bases):
-        if place and not search.clock.fits(search.usual(goal.base(preset))):
-            break
-        search.situation = replace(search.situation, proposals=())  # those of another preset may mean nothing here
-        base = search.attempt(goal.base(preset))
-        if base.passes and goal.row.cost == "rank":
-            break
-        worth = search.promising(base)
-        if worth is not None and not worth.passes:
-            climbs.append(search.climb(worth))
-    for place, climb in enumerate(climbs):
-        search.situation, best = climb.situation, climb.proposed(search.clock.left)
-        if goal.row.cost == "rank" and best.judged is not None and best.judged.level >= GOOD:
-            climbs = climbs[:place]
-            break
-    if len(climbs) > 1 and not any(trial.passes for trial in search.trials) and search.clock.left > 0:
-        nearest = max(climbs, key=lambda one: one.best.rank)
-        climbs.remove(nearest)
-        if search.improved(nearest, NEAREST * search.clock.left) and goal.row.cost == "rank":
-            bound = goal.row.place(nearest.first.choice.preset)
-            climbs = [one for one in climbs if goal.row.place(one.first.choice.preset) < bound]
-    for place, climb in enumerate(climbs):
-        left = search.clock.left
-        if left <= 0:
-            search.notes.append(f"no time was left for recipes on {climb.best.choice.name}")
-        elif search.improved(climb, left / (len(climbs) - place)) and goal.row.cost == "rank":
-            break
-
-
-def _concluded(search: Search) -> Outcome:
-    """The winner, judged on the reporting samples."""
-    goal, tried = search.goal, [trial for trial in search.trials if not trial.error]
-    if not tried:
-        raise DataError(f"nothing could be tried; the first: {search.trials[0].name}: {search.trials[0].error}")
-    good, untried = [trial for trial in tried if trial.passes], _untried(search)
-    winner = min(good, key=_dearness(search)) if good else search.nearest(tried)
-    outcome = Outcome(
-        winner,
-        bool(good),
-        search.trials,
-        None,
-        None if search.float_score is None else search.float_score.value,
-        notes=[*search.notes, *search.samples.notes],
-        untried=untried,
-    )
-    if good and goal.row.cost != "rank":
-        stays, *timed = search.timed([search.with_file(one) for one in good if not one.same], search.timing)
-        outcome.seconds = {one.name: one.seconds for one in timed}
-        outcome.float_seconds, by_time = stays.seconds, goal.row.cost == "seconds"
-        least = min(timed, key=lambda one: one.seconds if by_time else one.bytes)
-        alike = [one for one in timed if by_time and one.seconds <= least.seconds * (1 + SAME)]  # no clock tells them
-        outcome.winner = search.nearest(alike or [least])
-        slow = by_time and outcome.winner.seconds > stays.seconds * (1 - SAME)
-        if slow or (not by_time and outcome.winner.bytes >= stays.bytes):
-            better = "faster" if by_time else "smaller"
-            outcome.notes.append(f"no trial within the tolerance is {better} than the float model")
-            outcome.winner, outcome.solved = stays, False
-            return outcome
-    return _reported(search, outcome)
-
-
-def _untried(search: Search) -> list[tuple[str, str]]:
-    """Presets and recipes that no trial has, and why not."""
-    presets = [trial.choice.preset for trial in search.trials if trial.choice is not None]
-    passed, over = any(trial.passes for trial in search.trials), not search.clock.fits(search.usual(Choice("")))
-    late = LATE if over or not passed else "what was found before was good enough"
-    found = []
-    for preset in search.goal.row.bases:
-        if preset not in presets:
-            found.append((preset, "a cheaper one is within the tolerance" if passed else late))
-    causes = {cause for trial in search.trials for cause in trial.causes}
-    for recipe in (one for one in RECIPES if one.cause not in causes):
-        fits = [one for one in map(search.goal.base, dict.fromkeys(presets)) if recipe.applies(search.situation, one)]
-        same = next((search.same[name] for one in fits if (name := recipe.change(one).name) in search.same), None)
-        why = late if fits else "its condition does not hold for this model and these presets"
-        found.append((recipe.name, why if same is None else f"{late}, and on few samples its model is that of {same}"))
-    return found
-
-
-def _dearness(search: Search) -> Callable[[Trial], tuple[float, ...]]:
-    """What orders trials within the tolerance where the types count: the cheaper types, fewer layers of dearer ones,
-    the more accurate first."""
-
-    def key(trial: Trial) -> tuple[float, ...]:
-        choice = trial.choice or Choice("")
-        rank = Attempt(choice, search.as_wanted(trial)).rank
-        return (search.goal.row.place(choice.preset), len(choice.layers), *(-part for part in rank))
-
-    return key
-
-
-def _reported(search: Search, outcome: Outcome) -> Outcome:
-    outcome.winner = search.with_file(outcome.winner)
-    if search.samples.report is None:  # too few to set any apart, as the notes say
-        outcome.confirmed = outcome.solved
-        return outcome
-    found = compare(
-        search.model, outcome.winner.path or search.model, search.samples.report, False, None, search.goal.libraries
-    )
-    outcome.reported = worst(found.outputs, found.answers)
-    if search.goal.reporting is not None:
-        judge, paths = search.goal.reporting, (outcome.winner.path or search.model, search.model)
-        after, before = (score_of(judge(str(path)), "the metric") for path in paths)
-        outcome.reported_values = after, before
-    outcome.confirmed = outcome.solved and search.confirmed(outcome, found.answers)
-    return outcome
+        return OnnxSearch(model, samples, goal, folder, tell).found()

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from quark.errors import ConfigError, unknown
 from quark.files.journal import Journal
 from quark.files.untrusted import Schema
 from quark.measure.score import Score
@@ -19,7 +18,7 @@ from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.recipes import LIBRARIES, Choice
 from quark.report.verdict import LEVELS, Judged
-from quark.search import trials
+from quark.search.auto import AutoTrial, Goal, Outcome
 from quark.search.parts import Split
 
 
@@ -49,28 +48,21 @@ PURPOSES: dict[str, Purpose] = {
 
 
 @dataclass(frozen=True)
-class Goal(trials.Goal):
-    """What is wanted: as ``quark.search.trials.Goal``; ``metric`` gets the path of a model.
+class OnnxGoal(Goal):
+    """What is wanted: as ``quark.search.auto.Goal``; ``metric`` gets the path of a model.
 
     Attributes:
         reporting: the metric on the samples that decide nothing, where it knows parts.
         libraries: files with the model's custom operators.
         workers: recipes that are compared at once; processes, or what joblib is set to.
-
-    Raises:
-        ConfigError: an unknown purpose, or a drop outside 0..1.
     """
 
+    PURPOSES = PURPOSES
+    ELSEWHERE = "for an ONNX model; programs such as vllm read folders of torch models"
     purpose: str = "cpu"
     reporting: Callable[[str], Any] | None = None
     libraries: Libraries = None
     workers: int = 1
-
-    def __post_init__(self) -> None:
-        if self.purpose not in PURPOSES:
-            said = unknown("--for", self.purpose, PURPOSES)
-            raise ConfigError(f"{said}, for an ONNX model; programs such as vllm read folders of torch models")
-        super().__post_init__()
 
     @property
     def row(self) -> Purpose:
@@ -83,8 +75,8 @@ class Goal(trials.Goal):
 
 
 @dataclass(frozen=True)
-class Trial(trials.Trial):
-    """A configuration that was tried: as ``quark.search.trials.Trial``.
+class OnnxTrial(AutoTrial):
+    """A configuration that was tried: as ``quark.search.auto.AutoTrial``.
 
     Attributes:
         choice: the configuration; None: the float model.
@@ -103,10 +95,20 @@ class Trial(trials.Trial):
     digest: str = ""
     same: str = ""
 
+    @staticmethod
+    def of(choice: Choice, causes: tuple[str, ...] = ()) -> OnnxTrial:
+        """A trial that is still to be made."""
+        return OnnxTrial(choice.name, choice, causes=causes)
+
+    @property
+    def pace(self) -> str:
+        """The same for trials that take about as long."""
+        return super().pace if self.choice is None else self.choice.pace
+
 
 @dataclass
-class Outcome(trials.Outcome[Trial]):
-    """What ``auto`` found: as ``quark.search.trials.Outcome``; a winner without ``choice`` is the float model.
+class OnnxOutcome(Outcome[OnnxTrial]):
+    """What ``auto`` found: as ``quark.search.auto.Outcome``; a winner without ``choice`` is the float model.
 
     Attributes:
         reported: the winner on the samples that decided nothing; None for the float model, and where there are none.
@@ -123,19 +125,16 @@ class Outcome(trials.Outcome[Trial]):
     reported_values: tuple[Score, Score] | None = None
 
 
-def ledger_of(model: Path, samples: Split, goal: Goal) -> Journal:
-    """The ledger of a run; refused where it belongs to another one."""
-    if goal.ledger is None:
-        return Journal(None, {})
+def identity_of(model: Path, samples: Split) -> dict[str, str]:
+    """What a ledger belongs to: the model, the samples, what computes."""
     digest = b""
     for part in (samples.fit, samples.choose, samples.report or ()):
         for feed in part:
             digest = fingerprint.of_arrays(feed, digest)
-    wanted = {"purpose": goal.purpose, "metric": goal.identity, "tolerance": str(goal.drop), **fingerprint.releases()}
-    return Journal(goal.ledger, {"model": fingerprint.of_model(files.load(model)), "data": digest.hex(), **wanted})
+    return {"model": fingerprint.of_model(files.load(model)), "data": digest.hex(), **fingerprint.releases()}
 
 
-def entry_of(trial: Trial, proposals: Sequence[str]) -> dict[str, Any]:
+def entry_of(trial: OnnxTrial, proposals: Sequence[str]) -> dict[str, Any]:
     """A trial as a ledger keeps it."""
     kept: dict[str, Any] = {"error": trial.error, "bytes": trial.bytes, "passes": int(trial.passes)}
     measured = {} if trial.value is None else {"metric": trial.value, "chance": trial.chance}
@@ -176,18 +175,18 @@ class Probed(Schema):
     digest: str
 
 
-def remembered(book: Journal, name: str, choice: Choice, causes: tuple[str, ...]) -> tuple[Trial, list[str]] | None:
-    """A trial that a ledger has, and what the engine proposed then; ``None`` where it is still to be made.
+def remembered(book: Journal, trial: OnnxTrial) -> tuple[OnnxTrial, list[str]] | None:
+    """What a ledger has of a trial, and what the engine proposed then; ``None`` where it is still to be made.
 
     Raises:
         ConfigError: the ledger has something else under its name.
     """
-    kept = book.done(f"trial {name}", _Tried | _Failed)
+    kept = book.done(f"trial {trial.name}", _Tried | _Failed)
     if kept is None:
         return None
     judged = Judged(**{one.name: getattr(kept, one.name) for one in fields(Judged)}) if hasattr(kept, "level") else None
-    told: dict[str, Any] = {name: getattr(kept, name) for name in ("error", "chance", "digest", "same")}
-    told |= {"bytes": kept.bytes, "causes": causes, "passes": bool(kept.passes)}
-    if kept.tuned is not None:
-        choice = replace(choice, options={**choice.options, "TuneSpeed": False, "TunedFloat": kept.tuned})
-    return Trial(name, choice, judged, kept.metric, **told), kept.proposals
+    told: dict[str, Any] = {name: getattr(kept, name) for name in ("error", "chance", "digest", "same", "bytes")}
+    if kept.tuned is not None and trial.choice is not None:
+        options = {**trial.choice.options, "TuneSpeed": False, "TunedFloat": kept.tuned}
+        told["choice"] = replace(trial.choice, options=options)
+    return replace(trial, judged=judged, value=kept.metric, passes=bool(kept.passes), **told), kept.proposals

@@ -15,21 +15,20 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from quark.errors import ConfigError, DataError, QuarkError, unknown
+from quark.errors import QuarkError
 from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.measure.score import Score, error
-from quark.search import trials
-from quark.search.clock import Clock
-from quark.search.function import checked_reference, kept_score, score_of
-from quark.search.parts import Split, split
+from quark.search.auto import DROP, LATE, AutoTrial, Goal, Outcome, Search
+from quark.search.function import checked_reference, score_of
+from quark.search.parts import split
 from quark.search.target import Target
-from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.config.schemes import GGUF, NAMES
@@ -60,7 +59,7 @@ WIDER = "int8_wo_per_channel"  # for layers whose axes the groups of a scheme do
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SchemeRecipe:
     """An algorithm beside a scheme; ``cause``: what it mends; ``inputs``: only where inputs are quantized too."""
 
     algorithms: tuple[str, ...]
@@ -69,32 +68,25 @@ class Recipe:
 
 
 RECIPES = (
-    Recipe(("gptq",), "rounding errors that the weights not yet rounded can take over"),
-    Recipe(("awq",), "weights that meet the largest inputs are rounded as coarsely as the others"),
-    Recipe(("smooth",), "channels of inputs far larger than the others", inputs=True),
-    Recipe(("rotation",), "outliers in single channels", inputs=True),
-    Recipe(("awq", "gptq"), "weights that meet large inputs, and rounding errors that others can take over"),
-    Recipe(("autoround",), "rounding to the nearest code is not the best rounding of a block"),
+    SchemeRecipe(("gptq",), "rounding errors that the weights not yet rounded can take over"),
+    SchemeRecipe(("awq",), "weights that meet the largest inputs are rounded as coarsely as the others"),
+    SchemeRecipe(("smooth",), "channels of inputs far larger than the others", inputs=True),
+    SchemeRecipe(("rotation",), "outliers in single channels", inputs=True),
+    SchemeRecipe(("awq", "gptq"), "weights that meet large inputs, and rounding errors that others can take over"),
+    SchemeRecipe(("autoround",), "rounding to the nearest code is not the best rounding of a block"),
 )
 
 
 @dataclass(frozen=True)
-class Goal(trials.Goal):
-    """What is wanted: as ``quark.search.trials.Goal``; ``metric`` gets the model.
+class TorchGoal(Goal):
+    """What is wanted: as ``quark.search.auto.Goal``; ``metric`` gets the model.
 
     Without one it is the perplexity, or the SQNR of a model without tokens.
-
-    Raises:
-        ConfigError: an unknown purpose, or a drop outside 0..1.
     """
 
+    PURPOSES = PURPOSES
+    ELSEWHERE = "for a folder of a torch model; cpu, npu and size are for ONNX models"
     purpose: str = "transformers"
-
-    def __post_init__(self) -> None:
-        if self.purpose not in PURPOSES:
-            said = unknown("--for", self.purpose, PURPOSES)
-            raise ConfigError(f"{said}, for a folder of a torch model; cpu, npu and size are for ONNX models")
-        super().__post_init__()
 
     @property
     def program(self) -> str:
@@ -103,8 +95,8 @@ class Goal(trials.Goal):
 
 
 @dataclass(frozen=True)
-class Trial(trials.Trial):
-    """A configuration that was tried: as ``quark.search.trials.Trial``; ``chance`` is that of the value itself where
+class TorchTrial(AutoTrial):
+    """A configuration that was tried: as ``quark.search.auto.AutoTrial``; ``chance`` is that of the value itself where
     the float model has none.
 
     Attributes:
@@ -115,10 +107,15 @@ class Trial(trials.Trial):
     values: Mapping[str, Any]
     value: float = math.nan
 
+    @property
+    def pace(self) -> str:
+        """The same for trials that take about as long."""
+        return " ".join((super().pace, *(self.values.get("algorithms") or ())))
+
 
 @dataclass
-class Outcome(trials.Outcome[Trial]):
-    """What ``auto`` found: as ``quark.search.trials.Outcome``.
+class TorchOutcome(Outcome[TorchTrial]):
+    """What ``auto`` found: as ``quark.search.auto.Outcome``.
 
     Attributes:
         format: that the program reads it in.
@@ -149,22 +146,60 @@ class Outcome(trials.Outcome[Trial]):
         return sign * ((after - before) / abs(before) - (self.winner.value - self.float_value) / abs(self.float_value))
 
 
-class Search:
-    """The trials of one model."""
+class TorchSearch(Search[TorchTrial, TorchOutcome]):
+    """The trials of one model: as ``quark.search.auto.Search``."""
 
-    def __init__(self, model: nn.Module, parts: Split, goal: Goal, folder: Path, book: Journal) -> None:
-        self.model, self.goal, self.book, self.clock = model, goal, book, Clock(goal.seconds)
-        self.fit, self.trials, self.untried = parts.fit, list[Trial](), list[tuple[str, str]]()
-        self.common, self.before = self.laid_out(parts.choose, made(folder / "choose"))
+    goal: TorchGoal
+
+    def __init__(
+        self, model: nn.Module, samples: Sequence[Any], goal: TorchGoal, folder: Path, tell: Callable[[str], None]
+    ) -> None:
+        super().__init__(goal, partial(identity_of, model, samples), tell)
+        self.model, self.parts, self.folder = model, split(samples), folder
+        self.common, self.before = self.laid_out(self.parts.choose, "choose")
         self.float_bytes = round(sum(kept_bytes(one, goal.program) for one in model.parameters()))
         values = {name: one.value for name, one in self.before.items()}
         self.target = target_of(goal, values, vocabulary(model))
         self.float_value = values.get(self.target.metric, float("inf"))
 
-    def laid_out(self, samples: Sequence[Any], folder: Path) -> tuple[FloatOutputs, dict[str, Score]]:
+    def steps(self) -> None:
+        """Plain schemes, the smallest first; algorithms on the nearest misses, half of them in each round."""
+        for trial in self.proposals():
+            if self.late(trial):
+                self.untried.append((trial.name, LATE))
+            else:
+                self.attempt(trial)
+
+    def proposals(self) -> Iterator[TorchTrial]:
+        """What to try next, given what was tried."""
+        plain = [self.planned(scheme) for scheme in NAMES if reads([scheme], self.goal.program)]
+        for trial in sorted(plain, key=lambda one: one.bytes):
+            if self.solved_within(trial.bytes):
+                self.untried.append((trial.name, SMALLER))
+            else:
+                yield trial
+        tried = [one for one in self.trials if not one.error]
+        missed = sorted(tried, key=lambda one: abs(one.value - self.target.value))
+        for recipe in RECIPES:
+            missed = missed[: max(2, (len(missed) + 1) // 2)]
+            for trial in missed:
+                if goes_with(recipe, trial.values["scheme"]) and not self.solved_within(trial.bytes):
+                    yield self.planned(trial.values["scheme"], recipe.algorithms, recipe.cause)
+
+    def planned(self, scheme: str, algorithms: Sequence[str] = (), *causes: str) -> TorchTrial:
+        """A trial that is still to be made."""
+        values = self.values(scheme, algorithms)
+        return TorchTrial("+".join((scheme, *algorithms)), values, bytes=self.size(values), causes=causes)
+
+    def solved_within(self, size: int) -> bool:
+        """Whether a trial of at most this size is within the tolerance."""
+        return any(one.passes and one.bytes <= size for one in self.trials)
+
+    def laid_out(self, samples: Sequence[Any], part: str) -> tuple[FloatOutputs, dict[str, Score]]:
         """Samples with the outputs of the float model, and its measures."""
         with self.clock.during("laying out"):
-            common = lay_out(self.model, samples, folder)
+            (self.folder / part).mkdir()
+            common = lay_out(self.model, samples, self.folder / part)
             return common, self.figures(common, outputs_before)
 
     def figures(
@@ -192,19 +227,28 @@ class Search:
         saved = (costs_of(one, None, *how)["size"] - costs_of(one, one, *how)["size"] for one in layers)
         return round(self.float_bytes - sum(saved))
 
-    def attempt(self, name: str, values: Mapping[str, Any], cause: str = "") -> Trial:
-        """Quantize in place with the fitting samples, judge on the choosing ones, put the model back."""
-        trial = Trial(name, values, bytes=self.size(values), causes=(cause,) if cause else ())
-        try:
-            with self.clock.during(kind_of(values)):
-                found = kept_score(self.book, f"trial {name}", lambda: self.value(values, self.common))
-        except QuarkError as error:
-            trial = replace(trial, error=str(error))
-        else:
-            chance = chance_of(self.target, found, self.before)
-            trial = replace(trial, value=found.value, chance=chance, passes=self.target.met(found.value))
-        self.trials.append(trial)
-        return trial
+    def made(self, trial: TorchTrial) -> TorchTrial:
+        """The trial, quantized in place with the fitting samples and judged on the choosing ones."""
+        found = self.value(trial.values, self.common)
+        chance = chance_of(self.target, found, self.before)
+        return replace(trial, value=found.value, chance=chance, passes=self.target.met(found.value))
+
+    def said(self, trial: TorchTrial) -> str:
+        """The metric."""
+        return f"{self.target.metric} {trial.value:.6g}"
+
+    def ending(self) -> float:
+        """Seconds for making the winner twice again: judged on samples that decided nothing, and written."""
+        return self.clock.usual("laying out") + 2 * max(self.usual(one.pace) for one in self.trials)
+
+    def cost(self, trial: TorchTrial) -> tuple[float, ...]:
+        """The size."""
+        return (trial.bytes,)
+
+    def rank(self, trial: TorchTrial) -> tuple[float, ...]:
+        """The metric, larger is better; NaN is the worst."""
+        worst = math.isnan(trial.value)
+        return (-math.inf if worst else trial.value if self.target.least else -trial.value,)
 
     def value(self, values: Mapping[str, Any], common: FloatOutputs) -> Score:
         """The metric of the quantized model."""
@@ -212,31 +256,30 @@ class Search:
         kept = getattr(self.model, "dtype", next(self.model.parameters()).dtype)
         config = config_for(config_of(values, self.model), format_for(schemes_in(values), program), program, kept)
         with ExitStack() as undo:
-            ModelQuantizer(config).quantize(self.model, self.fit if needs_data(scheme, values) else None, undo)
+            ModelQuantizer(config).quantize(self.model, self.parts.fit if needs_data(scheme, values) else None, undo)
             return self.figures(common)[self.target.metric]
 
-    def late(self, name: str, values: Mapping[str, Any]) -> bool:
-        """Whether a trial would end too late for the winner to be made twice again: judged on samples that decided
-        nothing, and written. The first one never does."""
-        pace = self.pace(values)
-        after = self.clock.usual("laying out") + 2 * max((pace, *(self.pace(one.values) for one in self.trials)))
-        over = bool(self.trials) and not self.clock.fits(pace + after)
-        if over:
-            self.untried.append((name, LATE))
-        return over
-
-    def pace(self, values: Mapping[str, Any]) -> float:
-        """Seconds that a trial takes; of a kind that was never seen, as a plain one."""
-        return self.clock.usual(kind_of(values)) or self.clock.usual(kind_of({}))
+    def proved(self, winner: TorchTrial, good: Sequence[TorchTrial]) -> TorchOutcome:
+        """The outcome, with the winner on the reporting samples."""
+        notes, found = list(self.parts.notes), None
+        if self.goal.metric is not None:
+            notes.append("the function that chose the winner also reports on it, on data of its own")
+        elif self.parts.report is not None:
+            common, before = self.laid_out(self.parts.report, "report")
+            found = before, self.value(winner.values, common)
+        program = format_for(schemes_in(winner.values), self.goal.program)
+        facts = program, self.target, self.float_value, self.float_bytes
+        outcome = TorchOutcome(winner, bool(good), self.trials, *facts, notes=notes, untried=self.untried)
+        return outcome if found is None else reported_on(outcome, self.goal, *found)
 
 
 def auto(
     model: nn.Module,
     samples: Iterable[Any],
-    goal: Goal,
+    goal: TorchGoal,
     tell: Callable[[str], None] = lambda words: None,
     source: Path | None = None,
-) -> Outcome:
+) -> TorchOutcome:
     """Try, choose, and judge the winner on samples that decided nothing. The model is left as it was.
 
     Args:
@@ -252,17 +295,8 @@ def auto(
     """
     if source is not None:
         check_written(model, goal.program, source)
-    given = list(samples)
-    parts = split(given)
     with private_folder() as folder, Journal.held(goal.ledger):
-        book = ledger_of(model, given, goal)
-        search = Search(model, parts, goal, folder, book)
-        for name, values, cause in proposals(search):
-            if not search.late(name, values):
-                trial = search.attempt(name, values, cause)
-                tell(f"{name}: {trial.error or f'{search.target.metric} {trial.value:.6g}'}")
-        search.book.settle()
-        return concluded(search, parts, folder)
+        return TorchSearch(model, list(samples), goal, folder, tell).found()
 
 
 def check_written(model: nn.Module, program: str, source: Path) -> None:
@@ -284,69 +318,21 @@ def check_written(model: nn.Module, program: str, source: Path) -> None:
         raise first
 
 
-def ledger_of(model: nn.Module, samples: Sequence[Any], goal: Goal) -> Journal:
-    """The ledger of a run; refused where it belongs to another one."""
-    if goal.ledger is None:
-        return Journal(None, {})
-    own = {**identity_of_model(model), "data": digest_of_samples(samples), "metric": goal.identity}
-    return Journal(goal.ledger, {**own, "purpose": goal.program})
+def identity_of(model: nn.Module, samples: Sequence[Any]) -> dict[str, str]:
+    """What a ledger belongs to: the model, the samples, what computes."""
+    return {**identity_of_model(model), "data": digest_of_samples(samples)}
 
 
-def proposals(search: Search) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """What to try next, given what was tried: names, configurations, and what is mended."""
-    plain = [(scheme, search.values(scheme)) for scheme in NAMES if reads([scheme], search.goal.program)]
-    sized = [(search.size(values), scheme, values) for scheme, values in plain]
-    for size, scheme, values in sorted(sized, key=lambda one: one[:1]):
-        if solved_within(search, size):
-            search.untried.append((scheme, SMALLER))
-        else:
-            yield scheme, values, ""
-    missed = sorted(
-        (one for one in search.trials if not one.error), key=lambda one: abs(one.value - search.target.value)
-    )
-    for recipe in RECIPES:
-        missed = missed[: max(2, (len(missed) + 1) // 2)]
-        for trial in missed:
-            fits = goes_with(recipe, trial.values["scheme"])
-            if fits and not solved_within(search, trial.bytes):
-                name = "+".join((trial.name, *recipe.algorithms))
-                yield name, search.values(trial.values["scheme"], recipe.algorithms), recipe.cause
-
-
-def goes_with(recipe: Recipe, scheme: str) -> bool:
+def goes_with(recipe: SchemeRecipe, scheme: str) -> bool:
     """Whether a recipe has something to mend in a scheme: inputs, or codes that are not chosen with their scales."""
     if scheme in GGUF and any(row.codes for row in ALGORITHMS if row.config.name in recipe.algorithms):
         return False
     return not recipe.inputs or named(scheme).input_tensors is not None
 
 
-def solved_within(search: Search, size: int) -> bool:
-    """Whether a trial of at most this size is within the tolerance."""
-    return any(one.passes and one.bytes <= size for one in search.trials)
-
-
-def concluded(search: Search, parts: Split, folder: Path) -> Outcome:
-    """The winner, on the reporting samples."""
-    tried, target = [one for one in search.trials if not one.error], search.target
-    if not tried:
-        first = search.trials[0]
-        raise DataError(f"nothing could be tried; the first: {first.name}: {first.error}")
-    good = [one for one in tried if one.passes]
-    sign = -1 if target.least else 1
-    winner = min(good, key=lambda one: (one.bytes, sign * one.value)) if good else nearest(tried, target)
-    notes, found = list(parts.notes), None
-    if search.goal.metric is not None:
-        notes.append("the function that chose the winner also reports on it, on data of its own")
-    elif parts.report is not None:
-        common, before = search.laid_out(parts.report, made(folder / "report"))
-        found = before, search.value(winner.values, common)
-    program = format_for(schemes_in(winner.values), search.goal.program)
-    facts = program, target, search.float_value, search.float_bytes
-    outcome = Outcome(winner, bool(good), search.trials, *facts, notes=notes, untried=search.untried)
-    return outcome if found is None else reported_on(outcome, search.goal, *found)
-
-
-def reported_on(outcome: Outcome, goal: Goal, before: Mapping[str, Score], after: Score) -> Outcome:
+def reported_on(
+    outcome: TorchOutcome, goal: TorchGoal, before: Mapping[str, Score], after: Score
+) -> TorchOutcome:
     """What is found on the samples that decided nothing: of the float model, of the winner."""
     target, chance = outcome.target, chance_of(outcome.target, after, before)
     allowed = 0.0 if math.isnan(chance) else chance
@@ -366,12 +352,9 @@ def chance_of(target: Target, value: Score, before: Mapping[str, Score]) -> floa
     return error(value, still if target.metric in FIXED else before[target.metric])
 
 
-def kind_of(values: Mapping[str, Any]) -> str:
-    """Trials that take about as long."""
-    return " ".join(("trial", *(values.get("algorithms") or ())))
-
-
-def write(model: nn.Module, found: Outcome, samples: Sequence[Any], output: Path, source: Path, program: str) -> None:
+def write(
+    model: nn.Module, found: TorchOutcome, samples: Sequence[Any], output: Path, source: Path, program: str
+) -> None:
     """Quantize the model as the winner was, in place, and write it in the format that the program reads.
 
     Args:
@@ -392,15 +375,7 @@ def write(model: nn.Module, found: Outcome, samples: Sequence[Any], output: Path
     export_as(model, output, found.format, source, program=program)
 
 
-def nearest(trials: Sequence[Trial], target: Target) -> Trial:
-    """The best by the metric; NaN is the worst."""
-    best = trials[0]
-    for one in trials[1:]:
-        best = one if target.better(one.value, best.value) else best
-    return best
-
-
-def target_of(goal: Goal, before: Mapping[str, float], tokens: float) -> Target:
+def target_of(goal: TorchGoal, before: Mapping[str, float], tokens: float) -> Target:
     """What is to be kept, given the figures of the float model.
 
     A perplexity above the number of ``tokens`` is that of a model which knows nothing of the text: damage may lower it.
@@ -435,9 +410,3 @@ def needs_data(scheme: str, values: Mapping[str, Any]) -> bool:
     """Whether inputs are quantized with static scales, or an algorithm looks at samples."""
     inputs = named(scheme).input_tensors
     return bool(values.get("algorithms")) or inputs is not None
-
-
-def made(folder: Path) -> Path:
-    """A new folder."""
-    folder.mkdir()
-    return folder
