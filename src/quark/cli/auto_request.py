@@ -86,8 +86,8 @@ def own_metric(text: str | None) -> Callable[[Any], Score] | None:
     return lambda model: score_of(function(model), name)
 
 
-def outputs_of(request: Auto, **others: Output) -> dict[str, Output]:
-    """What is written beside the model, by name: the recipe, and the report where it is asked for."""
+def outputs_of(request: Auto, others: Mapping[str, Output]) -> dict[str, Output]:
+    """What is written, by name: ``others``, the recipe, and the report where it is asked for."""
     page = {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
     return {**others, "recipe": next(recipe_beside(vars(request))), **page}
 

@@ -63,7 +63,7 @@ def run(request: Auto) -> None:
     if request.seq_len != Auto.seq_len:
         raise ConfigError("--seq-len is for the folders of torch models; an ONNX model takes samples as they are")
     goal, name = _goal(request), _named(request)
-    outputs = outputs_of(request, model=output_of(request.output))
+    outputs = outputs_of(request, {"model": output_of(request.output)})
     given = feeds(request.model, request.source)
     if name is not None:
         given = replace(given, strict=True) if isinstance(given, FileSamples) else given

@@ -59,7 +59,7 @@ def run(request: Auto) -> None:
     from quark.torch.files.prequantized import as_float
 
     goal = _goal(request)
-    outputs = outputs_of(request)
+    outputs = outputs_of(request, {})
     with as_float(request.model, output) as folder:
         found, samples, model = _found(request, data, goal, folder, start)
         with new_folder(output) as work:  # last, so that it is there where all is
