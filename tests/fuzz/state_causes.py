@@ -29,7 +29,8 @@ from quark.config.tensor import TensorSpec
 from quark.files.journal import Journal
 from quark.measure.score import Score
 from quark.onnx.recipes import Choice
-from quark.onnx.trials import Probed, remembered
+from quark.onnx.trials import OnnxTrial, Probed, remembered
+from quark.search.auto import KeptTrial
 from quark.search.function import kept_score
 
 with contextlib.suppress(ImportError):  # before a process is forked for every cause
@@ -46,6 +47,7 @@ TRIALS: dict[str, Any] = {
     "float model": {"value": 0.5, "without": [0.4, 0.6]},
     "probe XINT8": {"rank": [1.0, 44.4], "digest": "a0"},
     "trial fp8": 12.5,
+    "trial fp8+gptq": {"error": "", "value": 9.5, "chance": 0.1, "passes": 1},
     "conv1 as A8W8": {"value": 0.5, "size": 100},
 }  # fmt: skip
 
@@ -73,12 +75,13 @@ def resume(path: Path) -> None:
 
 def ledger(path: Path) -> None:
     book = Journal(path, BELONGS)
-    found = remembered(book, "XINT8", Choice("XINT8"), ())
+    found = remembered(book, OnnxTrial.of(Choice("XINT8")))
     kept_score(book, "float model", lambda: Score(1.0))
     book.done("probe XINT8", Probed)
     book.done("conv1 as A8W8", dict[str, float], ("value", "noise"))
     if found is not None and found[0].judged is not None and not 0 <= found[0].judged.level < 3:
         raise Finding("a level that there is not")
+    book.done("trial fp8+gptq", KeptTrial)
     if book.done("trial fp8", float) is not None:
         book.number("trial fp8", lambda: 1.0)
     book.settle()
