@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 
 import pytest
@@ -44,3 +45,26 @@ def test_quiet_shows_nothing(terminal: bool, monkeypatch: pytest.MonkeyPatch) ->
     assert drawn(terminal).strip() != ""
     with quiet(False):
         assert drawn(terminal).strip() != ""
+
+
+def test_a_notebook_has_one_line_that_is_gone_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """A kernel without ipywidgets: rich's bars are a warning and empty outputs there."""
+    monkeypatch.setattr("quark.report.progress.BLINK", 0.0)
+    for done in ("by the work", "by an error"):
+        with contextlib.suppress(ValueError), bars(Console(force_jupyter=True)) as update:
+            update("calibrate", 12, 100)
+            update("read", 7, None)
+            if done == "by an error":
+                raise ValueError
+        written = capsys.readouterr().err
+        assert written.startswith("\rcalibrate: 12 of 100\rread: 7") and "\n" not in written
+        rows = written.split("\r")
+        seen = ""
+        for row in rows:  # as a notebook draws them: each from the start of the line
+            seen = row + seen[len(row) :]
+        assert rows[-1] == "" and seen.strip() == "" and not recwarn.list
+    with quiet(), bars(Console(force_jupyter=True)) as update:
+        update("calibrate", 12, 100)
+    assert capsys.readouterr().err == ""
