@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from tests.torch_flow.export.networks import IDS, Mixed, llama, logits
 from tests.torch_flow.export.programs import loaded_by
@@ -120,8 +121,11 @@ def test_transformers_and_our_reader_give_the_logits(name: str, dtype: torch.dty
     assert torch.equal(logits(import_model_from_safetensors(llama(dtype), tmp_path / "unpacked")), expected)
 
 
+GGML = [name for name in LLMTemplate.get_supported_schemes() if name in GGMLQuantizationType.__members__]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LLMTemplate.get_supported_schemes())
+@pytest.mark.parametrize("name", sorted({*LLMTemplate.get_supported_schemes()} - {*GGML}))
 def test_every_named_scheme_is_loaded_by_transformers(name: str, tmp_path: Path) -> None:
     config = LLMTemplate.get("llama").get_config(name)
     model = quantized(llama(hidden_size=128), config)
@@ -130,6 +134,16 @@ def test_every_named_scheme_is_loaded_by_transformers(name: str, tmp_path: Path)
     assert torch.equal(logits(theirs), logits(model))
     loaded_by("quark", f"scheme {name}", "transformers")
     assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "m")), logits(model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GGML)
+def test_types_of_gguf_are_not_written_in_another_format(name: str, tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config(name)
+    model = quantized(llama(hidden_size=256, intermediate_size=256), config)
+    with pytest.raises(ConfigError, match=f"{name} is a type of GGUF.*--format gguf"):
+        export_safetensors(model, tmp_path / "m")
+    assert not list(tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize("name", ["int4", "fp8"])
