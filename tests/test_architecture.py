@@ -178,6 +178,12 @@ def test_command_line_help_is_light() -> None:
     assert not modules_loaded_by("import quark.cli") & heavy
 
 
+def test_a_command_of_onnx_builds_no_options_of_torch() -> None:
+    code = "import sys, quark.cli; quark.cli.main(['onnx', 'quantize', '--help']); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "quark.cli.onnx_app" in found and not {"quark.cli.torch_app", "quark.cli.torch_request"} & {*found}
+
+
 #: Modules that a quantization from the command line imports at most, before the model is read; 862 when this was set.
 MOST_MODULES = 866
 

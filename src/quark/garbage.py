@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 #: New objects after which Python looks for cycles meanwhile (its default is 700), and rounds of the middle generation
 #: after which it looks through everything (10): two looks at a graph of 10,000 nodes took a tenth of its time.
-YOUNG, ALL = 50_000, 100
+YOUNG, ALL = 200_000, 100
 
 
 @contextmanager

@@ -26,3 +26,13 @@ def paths(group: Any, name: str, way: str) -> Iterator[str]:
         if word == name:
             yield f"{way} {word}"
         yield from paths(command, name, f"{way} {word}")
+
+
+#: Settings of every group that can stand at the root of a command line.
+ROOT: dict[str, Any] = {
+    "cls": CommandGroup,
+    "no_args_is_help": True,
+    "rich_markup_mode": "markdown",
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
