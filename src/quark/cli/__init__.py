@@ -27,8 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words_given = [one for one in given if not verbose or one != "--verbose"]
     try:
         with rare_collections(), _silence() if "--json" in given else nullcontext():
-            command, way, words = _called(words_given)
-            command(args=words, prog_name=way)
+            command, way, rest = _called(words_given)
+            command(args=rest, prog_name=way)
     except QuarkError as error:
         from quark.cli.guidance import flags_of, sentence, typed, words
 
