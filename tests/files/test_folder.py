@@ -122,6 +122,23 @@ def test_a_file_that_nobody_may_write_is_synced_as_a_reader(tmp_path: Path, monk
         assert asked.pop() == mode and not asked
 
 
+@pytest.mark.parametrize(("there", "free"), [("nothing", True), ("empty", True), ("full", False), ("file", False)])
+def test_a_detour_begins_where_nothing_is(there: str, free: bool, tmp_path: Path) -> None:
+    goal, source = tmp_path / "goal", tmp_path / "source"
+    source.mkdir()
+    place = folders.detour(goal)
+    if there == "file":
+        place.write_text("somebody's")
+    elif there != "nothing":
+        place.mkdir()
+        (place / "a").write_text("somebody's") if there == "full" else None
+    if free:
+        assert folders.is_detour(folders.begin_detour(goal, source))
+    else:
+        with pytest.raises(ConfigError, match="is in the way"):
+            folders.begin_detour(goal, source)
+
+
 def test_a_link_is_no_folder_of_ours_and_the_source_is_no_detour(tmp_path: Path) -> None:
     """What the link leads to is somebody's, also where it was made by us."""
     goal, source = tmp_path / "goal", tmp_path / "source"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +32,23 @@ def test_a_folder_is_abandoned_when_its_process_is_gone(tmp_path: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 9
     assert is_abandoned(tmp_path)
+
+
+@needs_locks
+def test_locks_leave_no_file_open_and_are_the_owners_alone(tmp_path: Path) -> None:
+    """The next file that is opened gets the number that it would have had before."""
+
+    def next_number() -> int:
+        handle = os.open(tmp_path, os.O_RDONLY)
+        os.close(handle)
+        return handle
+
+    first = next_number()
+    for _ in range(2):
+        with working_on(tmp_path / "r.json", "it"), marked_alive(tmp_path), alone_in(tmp_path):
+            assert next_number() > first
+            assert stat.S_IMODE((tmp_path / ALIVE).stat().st_mode) & 0o177 == 0
+        assert next_number() == first
 
 
 @needs_locks

@@ -183,6 +183,27 @@ def test_all_outputs_appear_together(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"a": b"a", "b": b"b", "b.data": b"data", "c": b"c"}
 
 
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("kept", ["a copy", "the file itself", "nothing"])
+def test_what_is_put_back_is_what_was_there(there: bool, kept: str, tmp_path: Path) -> None:
+    """A file whose second name is still that of the same content stays, and so does one of which nothing is kept."""
+    goal, backup = tmp_path / "a", tmp_path / "before"
+    if there:
+        goal.write_text("new")
+    if kept == "a copy":
+        backup.write_text("old")
+    elif kept == "the file itself" and there:
+        os.link(goal, backup)
+    gate._put_back(goal, backup)
+    was = {
+        (True, "a copy"): "old",
+        (False, "a copy"): "old",
+        (True, "the file itself"): "new",
+        (True, "nothing"): "new",
+    }
+    assert (goal.read_text() if goal.exists() else None) == was.get((there, kept))
+
+
 @pytest.mark.parametrize("linked", [True, False], ids=["hard links", "no hard links"])
 @pytest.mark.parametrize("before", [True, False], ids=["over older ones", "new"])
 @pytest.mark.parametrize("fails", range(6))

@@ -206,6 +206,16 @@ def test_a_shapeshifter_file_replaces_no_file_of_anybodys(tmp_path: Path) -> Non
     assert (tmp_path / "victim").read_text() == "precious"
 
 
+def test_a_text_is_unpacked_as_it_was_packed_and_no_other() -> None:
+    packed = base64.b64encode(zlib.compress(b"a text")).decode()
+    assert unpacked_text(packed) == unpacked_text(packed, 6) == "a text"
+    for damaged in (f"{packed[:4]}!{packed[4:]}", f"{packed[:4]} {packed[4:]}", packed[:-8], "", f"{packed[:-5]}A==="):
+        with pytest.raises(ValueError, match=r"base64|cut off|[Pp]ad"):
+            unpacked_text(damaged)
+    with pytest.raises(ValueError, match=r"more than 5 bytes"):
+        unpacked_text(packed, 5)
+
+
 def test_the_decisions_in_a_model_are_bounded_and_checked(tmp_path: Path) -> None:
     def model(words: bytes) -> Path:
         proto = models.cnn()

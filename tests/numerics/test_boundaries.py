@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from quark.errors import ConfigError
 from quark.numerics import ggml, ggml_fit
-from quark.numerics.blocks import Block
+from quark.numerics.blocks import BLOCKS, Block, named
 from quark.numerics.elements import ELEMENTS, Float, Int
 from quark.numerics.formats import FORMATS, register_format, unregister_format
 from quark.numerics.ggml import GGML
@@ -47,6 +49,36 @@ def test_fields_of_a_registered_float(exponent: int, mantissa: int, works: bool)
         assert row.decode(codes).tolist() == expected
     finally:
         unregister_format("e_own_m")
+
+
+@pytest.mark.parametrize(("encodes", "rounds"), [(False, True), (True, False), (True, True)])
+def test_a_registered_format_rounds_to_its_values_and_codes_them(encodes: bool, rounds: bool) -> None:
+    class Own(Float):
+        def encode(self, x: Any, *given: Any) -> Any:
+            return super().encode(x, *given) ^ (not encodes)
+
+        def round(self, x: Any, *given: Any) -> Any:
+            return super().round(x, *given) * (1 if rounds else 2)
+
+    row = Own("e_own_m", 3, 2, 28.0)
+    if encodes and rounds:
+        register_format(row)
+        unregister_format("e_own_m")
+        return
+    with pytest.raises(ConfigError, match="its codes and values do not belong together"):
+        register_format(row)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_is_the_row_of_its_name_or_the_nearest_in_size(name: str) -> None:
+    block = BLOCKS[name]
+    assert named(block).name == name
+    kin = [row for row in BLOCKS.values() if replace(row, name=name, size=block.size) == block]
+    for other in kin:
+        assert named(replace(block, size=other.size)).size == other.size
+    assert named(replace(block, size=7)).name == name
+    with pytest.raises(ConfigError, match="no block format has the elements"):
+        named(replace(block, rule="of nobody"))
 
 
 @pytest.mark.parametrize("name", [name for name, row in ELEMENTS.items() if not isinstance(row, Int)])

@@ -7,6 +7,7 @@ import pytest
 
 from quark.errors import DataError
 from quark.observers import Histogram, MinMax, MovingMinMax, Statistic
+from quark.observers.outlined import Outlined
 from quark.observers.sampled import Sampled
 
 STATISTICS = (MinMax, MovingMinMax, Histogram, Sampled)
@@ -56,8 +57,9 @@ def test_merging_parts_gives_the_statistic_of_all_data(kind: type[Statistic], cu
 
 @pytest.mark.parametrize("kind", STATISTICS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_refused(kind: type[Statistic], bad: float) -> None:
-    x = np.zeros(1000, np.float32)
+@pytest.mark.parametrize("size", [1000, 1 << 17])
+def test_values_that_are_not_finite_are_refused(kind: type[Statistic], bad: float, size: int) -> None:
+    x = np.zeros(size, np.float32)
     x[617] = bad
     with pytest.raises(DataError, match=r"1 NaN and 0 infinite|0 NaN and 1 infinite"):
         kind().update(x)
@@ -154,6 +156,23 @@ def test_extreme_magnitudes_are_counted(scale: float) -> None:
     assert statistic.count == 5005
     assert (statistic.lo, statistic.hi) == (x.min(), x.max())
     assert statistic.quantile(0.9) == pytest.approx(np.quantile(x, 0.9), rel=0.02)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_float_has_a_bin(sign: int) -> None:
+    largest = np.finfo(np.float32).max
+    for count in (5, 1 << 15):
+        left, right, counts = filled(Histogram, [np.full(count, sign * largest, np.float32)]).bins()
+        assert np.isfinite([left[counts > 0], right[counts > 0]]).all() and counts.sum() == count
+        assert max(np.abs(left).max(), np.abs(right).max()) == largest
+
+
+def test_the_middle_of_few_samples_is_read_from_their_histogram() -> None:
+    """Both ends keep what is asked of large ones; of these everything is counted."""
+    statistic, x = Outlined(outside=0.001), np.random.default_rng(0).standard_normal(9000).astype(np.float32)
+    statistic.update(x)
+    assert statistic.quantile(0.5) == pytest.approx(np.median(x), abs=1e-3)
+    assert statistic.magnitude_quantile(0.5) == pytest.approx(np.median(np.abs(x)), rel=1e-3)
 
 
 def test_minus_zero_and_other_float_types() -> None:

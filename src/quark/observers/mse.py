@@ -171,7 +171,7 @@ def search_points(
     values: np.ndarray, weights: np.ndarray, grid: Grid, symmetric: bool | None = None
 ) -> tuple[float, float]:
     """The range of least squared error of values [n] that stand ``weights`` [n] times."""
-    extremes = values.min(keepdims=True).astype(np.float64), values.max(keepdims=True).astype(np.float64)
+    extremes = extremes_of(values[None])
     lo, hi = _search(Rows(values[None], grid, weights, unit=unit_of(extremes)), extremes, symmetric)
     return float(lo[0]), float(hi[0])
 
