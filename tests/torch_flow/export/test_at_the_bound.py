@@ -194,6 +194,7 @@ ALONE = {
     "one scale": (nn.Linear(8, 16), INT8.to_quantization_spec(), True),
     "a kernel": (nn.Conv2d(4, 16, 1), INT4, True),
     "codes": (nn.Linear(8, 16), INT4, True),
+    "two stages": (nn.Linear(8, 16), [FP8E4M3PerTensorSpec().to_quantization_spec(), INT4], True),
     "blocks": (nn.Linear(32, 16), OCP_MXFP4Spec(-1, False).to_quantization_spec(), False),
     "blocks under a scale": (
         nn.Linear(32, 16),

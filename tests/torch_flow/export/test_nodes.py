@@ -32,9 +32,11 @@ from quark.torch.quantization.config.config import (
     MX6Spec,
     OCP_MXFP4Spec,
     OCP_MXFP8E4M3Spec,
+    QLayerConfig,
+    ScaleQuantSpec,
 )
 from quark.torch.quantization.config.config import QTensorConfig as Spec
-from quark.torch.quantization.config.type import Dtype, QSchemeType
+from quark.torch.quantization.config.type import Dtype, QSchemeType, ScaleType
 
 X = (torch.randn(4, 64, generator=torch.Generator().manual_seed(3)) * torch.linspace(0.1, 3, 4)[:, None]).contiguous()
 TENSOR, CHANNEL, GROUP = QSchemeType.per_tensor, QSchemeType.per_channel, QSchemeType.per_group
@@ -84,13 +86,14 @@ WEIGHTS |= {
     "mx6": MX6Spec(-1, 16).to_quantization_spec(),
     "bfp16": BFP16Spec(-1).to_quantization_spec(),
     "fp4": FP4PerGroupSpec(-1, 16).to_quantization_spec(),
+    "nvfp4": ScaleQuantSpec(FP4PerGroupSpec(-1, 16), FP8E4M3PerTensorSpec()).to_quantization_spec(),
 }
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
 @torch.no_grad()
 def test_a_weight_is_read_as_the_model_computes_with_it(name: str) -> None:
-    quantizer: Any = make_quantizer((WEIGHTS[name].to_stage(),), "w", True)
+    quantizer: Any = make_quantizer(QLayerConfig(weight=WEIGHTS[name]).stages("weight"), "w", True)
     quantizer.eval()
     quantizer.start(X.device)
     quantizer(X)
@@ -151,6 +154,7 @@ def test_scales_at_run_time_are_those_of_the_formula(dtype: str, symmetric: bool
     [
         (spec("int8", GROUP, ch_axis=0, is_dynamic=True), "dynamic groups along the axis 0"),
         (spec("int8", CHANNEL, ch_axis=0, is_dynamic=True), "dynamic scales"),
+        (spec("int8", scale_type=ScaleType.pof2, is_dynamic=True), "dynamic scales of the rule 'power_of_two'"),
         (spec("int8", GROUP), "static scales"),
         (spec("int8"), "no sample has given it a scale"),
         (spec("int3"), "no sample has given it a scale"),

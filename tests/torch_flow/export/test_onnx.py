@@ -100,7 +100,9 @@ def test_activations(name: str, tmp_path: Path) -> None:
     x = data()[0]
     model = ModelQuantizer(QConfig(ACTIVATIONS[name])).quantize_model(TwoLayers().eval(), data())
     expected = model(x).numpy()
+    (tmp_path / "notes.txt").write_text("what lies beside a model stays")
     export_onnx(model, tmp_path, x, input_names=["x"], dynamic_shapes=({0: torch.export.Dim("rows")}, None)[:1])
+    assert (tmp_path / "notes.txt").exists()
     run = session(tmp_path)
     assert close(run.run(None, {"x": x.numpy()})[0], expected)
     more = torch.cat([x, data()[1]])

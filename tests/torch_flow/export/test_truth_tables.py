@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.onnx_flow import models
+from tests.torch_flow.export.networks import llama
 from tests.torch_flow.export.test_layout import quantizer_for
 from torch import nn
 
@@ -29,6 +32,7 @@ from quark.torch.export import (
     layout,
     loader,
     model_files,
+    onnx_verify,
     skeleton,
     stored,
     transformers_reads,
@@ -142,6 +146,67 @@ def test_vllm_has_one_scale_for_the_inputs_of_all_experts(program: str | None) -
     config = QConfig(QLayerConfig(weight=FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec()))
     found = write_as.config_for(config, "quark", program, torch.bfloat16)
     assert found.sync_moe_expert_input_amax is (program == "vllm")
+
+
+@pytest.mark.parametrize("scheme", [None, "fp8"])
+@pytest.mark.parametrize("program", [None, *formats.PROGRAMS])
+@pytest.mark.parametrize("format", formats.FORMATS)
+def test_a_cache_is_refused_where_it_is_asked_for_and_a_program_lacks_it(
+    scheme: str | None, program: str | None, format: str
+) -> None:
+    row = formats.row_of(f"{formats.CACHE}fp8", format, program) if scheme and program else None
+    with pytest.raises(ConfigError, match="has no fp8 cache") if row is not None and not row.works else nullcontext():
+        formats.check_caches(scheme, format, program)
+
+
+@pytest.mark.parametrize("seen", list(itertools.product(BOTH, BOTH)))
+@pytest.mark.parametrize("token", BOTH)
+def test_a_model_is_run_where_axes_of_its_inputs_are_not_known(
+    seen: tuple[bool, bool], token: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scales per token are right for inputs of three axes; a network that has not run shows its own when it does."""
+    inputs = {name: SimpleNamespace(axes={3} if known else set()) for name, known in zip("ab", seen, strict=True)}
+    layers = {name: SimpleNamespace(own=[part], in_features=4) for name, part in inputs.items()}
+    runs = []
+
+    class Runs(nn.Module):
+        def forward(self) -> None:
+            runs.append(1)
+            inputs["a"].axes.add(4)
+
+    monkeypatch.setattr(transformers_reads, "quantized_layers", lambda model: layers.items())
+    monkeypatch.setattr(transformers_reads, "parts_of_inputs", lambda layer: layer.own)
+    monkeypatch.setattr(transformers_reads, "example", lambda model: {})
+    monkeypatch.setattr(transformers_reads, "strategy_of", lambda found: "token" if token else "tensor")
+    schemes: Any = {name: SimpleNamespace(input_activations=object()) for name in inputs}
+    why = transformers_reads.inputs(Runs(), schemes)
+    assert len(runs) == (token and not all(seen))
+    assert (why is not None and "inputs of 'a', which have 4 axes" in why) is bool(runs)
+
+
+def test_weights_in_a_graph_are_compared_where_it_has_them(tmp_path: Path) -> None:
+    """Not activations, and not a weight that nothing reads."""
+    onnx = pytest.importorskip("onnx")
+    graph = models.model(
+        "g (float[2] x) => (float[2] y) { a = Identity (w) y = Add (x, a) }", {"w": np.ones(2, np.float32)}, 17
+    )
+    onnx.save(graph, tmp_path / "m.onnx")
+
+    def marked(value: torch.Tensor | None) -> Any:
+        return SimpleNamespace(name="w", value=value, frozen=True)
+
+    every = [marked(None), marked(torch.zeros(2)), marked(torch.ones(2))]
+    onnx_verify.verify_weights(tmp_path / "m.onnx", every, {0: "a", 1: "gone", 2: "a"}, set())
+    with pytest.raises(ModelError, match="w"):
+        onnx_verify.verify_weights(tmp_path / "m.onnx", every, {1: "a"}, set())
+
+
+def test_a_model_whose_tie_is_at_an_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    model = llama(tie=True)
+    assert model_files.config_of(model)["tie_word_embeddings"] is True
+    monkeypatch.setattr(model_files, "is_untied", lambda model: True)
+    assert model_files.config_of(model)["tie_word_embeddings"] is False
 
 
 @pytest.mark.parametrize("files", [None, [], ["a.safetensors"]])

@@ -71,7 +71,8 @@ def cache_scheme(caches: Mapping[str, FakeQuantize]) -> dict[str, Any]:
         raise ConfigError(f"compressed-tensors has one type for all caches, and here are {', '.join(kinds)}")
     (row,) = kinds.values()
     number = "int" if isinstance(row, Int) else "float"
-    strategy = "attn_head" if any(isinstance(part.granularity, Channel) for part in caches.values()) else "tensor"
+    first = next(iter(caches.values()))  # all are per tensor, or all per head
+    strategy = "attn_head" if isinstance(first.granularity, Channel) else "tensor"
     made = QuantizationArgs(num_bits=8, type=number, strategy=strategy, symmetric=True, dynamic=False)
     return made.model_dump(mode="json")
 

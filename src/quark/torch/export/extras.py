@@ -65,10 +65,10 @@ def prepare(model: nn.Module, checkpoint: Checkpoint) -> None:
     Raises:
         ModelError: extras of a layer that the model does not have.
     """
-    for name in sorted(checkpoint.names):
+    for name in checkpoint.names:
         if name.endswith(BRANCH):
             wrap(model, checkpoint, name.removesuffix(BRANCH))
-    for name in sorted(checkpoint.names):
+    for name in checkpoint.names:
         if name.endswith(ROTATION):
             layer = layer_called(model, name.removesuffix(ROTATION), checkpoint)
             layer.register_buffer(ROTATION[1:], torch.empty_like(checkpoint.read(name)))

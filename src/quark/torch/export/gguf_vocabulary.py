@@ -329,7 +329,7 @@ def unigram_tokens(path: Path, data: dict[str, Any], size: int) -> tuple[str, li
     )
     for entry in added.added_tokens or ():
         kind = UNKNOWN if entry.id == told.unk_id else CONTROL if entry.special else USER_DEFINED
-        found[entry.id] = (entry.content, found.get(entry.id, ("", 0.0, 0))[1], kind)
+        found[entry.id] = (entry.content, found[entry.id][1] if entry.id in found else 0.0, kind)
     rows = in_order(path, found, size, lambda text: (text, -10000.0, UNUSED))
     return "llama", [text for text, _, _ in rows], [score for _, score, _ in rows], [kind for _, _, kind in rows]
 
