@@ -32,8 +32,8 @@ TOKENS = Int8PerChannelSpec(symmetric=True, ch_axis=1, is_dynamic=True).to_quant
 W4A8 = QLayerConfig(weight=INT4, input_tensors=TOKENS)
 SETTINGS: dict[str, dict[str, Any]] = {
     "autoround": {"iters": 4, "batch_size": 2},
-    "adaround": {"num_iterations": 40},
-    "adaquant": {"num_iterations": 40},
+    "adaround": {"num_iterations": 8},
+    "adaquant": {"num_iterations": 8},
     "svdquant": {"min_layer_size": 16, "svd_rank": 2, "alpha_candidates": [0.5]},
     "rotation": {"r2": True, "r4": True, "only_if_better": False},
 }
