@@ -295,7 +295,7 @@ TWO_DIALECTS = {
         "GPTAQConfig",
     ),
     *("GPTQConfig", "QronosConfig", "SmoothQuantConfig", "SVDQuantConfig"),
-    *("LayerRuns", "Context", "Forecast"),
+    "Context",
 }
 
 

@@ -20,7 +20,7 @@ from quark.onnx.coverage import coverage
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.surgery import apart
 from quark.onnx.injected import crossing_of, cut, open_to_noise
-from quark.onnx.layer_runs import LayerRuns, opened
+from quark.onnx.layer_runs import OnnxLayerRuns, opened
 from quark.onnx.one_pass import PLANNING, RANKING, Effort, Passes
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.scratch import Scratch
@@ -36,7 +36,7 @@ def samples(count: int) -> list[dict[str, np.ndarray]]:
 
 
 @contextmanager
-def runs_of(preset: str, count: int, names: Sequence[str]) -> Iterator[LayerRuns]:
+def runs_of(preset: str, count: int, names: Sequence[str]) -> Iterator[OnnxLayerRuns]:
     job = Config(config_of({"preset": preset})).compile()
     with Scratch(job.options) as scratch:
         layers = layer_runs.candidate_layers(names, job.target, job)

@@ -14,7 +14,7 @@ from quark.cli.settings import parse_settings
 from quark.config.plan import Plan
 from quark.onnx.describe import file_bytes
 from quark.onnx.explain import carries_decisions, explain
-from quark.onnx.forecast import Forecast, forecast
+from quark.onnx.forecast import OnnxForecast, forecast
 from quark.onnx.quantized_plan import explain_graph
 from quark.report import Table
 from quark.report.summary import cost_table, decision_table, pass_table, rule_table, summary_tables
@@ -35,7 +35,7 @@ def run(request: Predict) -> None:
     say(f"{written} was written. `quark onnx quantize` with the same options does it.")
 
 
-def tables(model: Path, found: Forecast, tensors: bool) -> Iterable[Table]:
+def tables(model: Path, found: OnnxForecast, tensors: bool) -> Iterable[Table]:
     """The decisions and the predicted cost."""
     yield from summary_tables(found.plan)
     yield rule_table(found.plan)
@@ -45,7 +45,7 @@ def tables(model: Path, found: Forecast, tensors: bool) -> Iterable[Table]:
     yield cost_table("Predicted", file_bytes(model), found.bytes, found.peak_bytes, found.seconds_per_sample)
 
 
-def facts(model: Path, found: Forecast) -> dict[str, Any]:
+def facts(model: Path, found: OnnxForecast) -> dict[str, Any]:
     """The same as data, for ``--json``."""
     return {
         "model": model,

@@ -15,7 +15,7 @@ from quark.report.summary import decision_table, rule_table
 
 if TYPE_CHECKING:
     from quark.config.plan import Plan
-    from quark.torch.forecast import Forecast
+    from quark.torch.forecast import TorchForecast
 
 
 def run(request: Predicted) -> None:
@@ -51,7 +51,7 @@ def run_explain(request: Explained, name: str, json: bool) -> None:
     print(lines)
 
 
-def decided(request: Explained) -> tuple[dict[str, Any], Forecast]:
+def decided(request: Explained) -> tuple[dict[str, Any], TorchForecast]:
     """Keys and values of the configuration, and what it means for the checkpoint."""
     check_folder(request.model)
     check_names(request.scheme, request.kv_cache, request.layers)
@@ -81,7 +81,7 @@ def readers_of(values: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
         yield program.title, kinds
 
 
-def facts(request: Explained, found: Forecast, readers: Iterable[tuple[str, list[str]]]) -> dict[str, Any]:
+def facts(request: Explained, found: TorchForecast, readers: Iterable[tuple[str, list[str]]]) -> dict[str, Any]:
     """The same as data, for ``--json``."""
     plan = found.plan
     return {
@@ -113,7 +113,7 @@ def float_table(plan: Plan) -> Table:
     return Table("Stays float", ("layer", "because", "count"), tuple((*key, str(n)) for key, n in counted.items()))
 
 
-def cost_table(found: Forecast) -> Table:
+def cost_table(found: TorchForecast) -> Table:
     """Sizes of the files, and what ``quantize-files`` takes."""
     needs = found.needs
     rows = (

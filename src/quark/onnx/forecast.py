@@ -44,7 +44,7 @@ HISTOGRAM, COUNTED, COMPARED = 2 * 8 * 16 * 2048, 4.0, 0.5
 
 
 @dataclass(frozen=True)
-class Forecast:
+class OnnxForecast:
     """What a job would do.
 
     Attributes:
@@ -62,7 +62,7 @@ class Forecast:
     seconds_per_sample: float | None
 
 
-def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
+def forecast(job: Job, model_input: files.ModelInput) -> OnnxForecast:
     """Decide, and predict; the model is read, no data are, nothing is written.
 
     Raises:
@@ -80,7 +80,8 @@ def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
     sizes = _sizes(model, requests)
     size = predicted_bytes(model, plan, job, prepared.stated)
     record(plan, decided_bodies(model, job, known))
-    return Forecast(plan, prepared.reports, size, _peak(model, requests, sizes), _seconds(model, job, requests, sizes))
+    seconds = _seconds(model, job, requests, sizes)
+    return OnnxForecast(plan, prepared.reports, size, _peak(model, requests, sizes), seconds)
 
 
 def _sizes(model: ir.Model, tensors: Iterable[TensorPlan]) -> dict[str, int]:

@@ -20,7 +20,7 @@ from quark.onnx.energy import macs_of
 from quark.onnx.graph.run import FLOATS, Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import apart
-from quark.onnx.layer_runs import FloatModelFiles, LayerRuns, opened
+from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns, opened
 
 CUTS = 8
 """Places, at most, from which the graph computes."""
@@ -45,7 +45,7 @@ class Stretch:
     share: float
 
 
-def stretches(made: LayerRuns) -> tuple[Stretch, ...]:
+def stretches(made: OnnxLayerRuns) -> tuple[Stretch, ...]:
     """The layers of the main graph in stretches of as many, in order."""
     nodes = list(opened(str(made.common.model)).graph)
     macs, names = macs_of(made.common), {unit.name for unit in made.units}
@@ -82,7 +82,7 @@ def _read_behind(before: Sequence[ir.Node]) -> Iterator[tuple[ir.Value, ir.Node,
         yield from ((value, use.node, use.idx) for use in value.uses() if use.node not in made)
 
 
-def floats_of(made: LayerRuns, found: Sequence[Stretch]) -> tuple[str, ...]:
+def floats_of(made: OnnxLayerRuns, found: Sequence[Stretch]) -> tuple[str, ...]:
     """What is fed as the float model makes it: what layers read and make, and what crosses the cuts."""
     layers = {unit.name for unit in made.units}
     nodes = (node for node in opened(str(made.common.model)).graph if node.name in layers)

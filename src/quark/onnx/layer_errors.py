@@ -17,7 +17,7 @@ from quark.config.plan import NodePlan, Plan
 from quark.onnx.graph.run import FLOATS, Runner
 from quark.onnx.graph.surgery import apart
 from quark.onnx.injected import crossing_of, cut, fed, runtime_of
-from quark.onnx.layer_runs import FloatModelFiles, LayerRuns, opened, take_over
+from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns, opened, take_over
 from quark.onnx.layer_units import Unit
 from quark.onnx.npu.simulate import simulate
 from quark.onnx.qdq.modes import MODES
@@ -153,7 +153,7 @@ class _QuantizedCopy:
 
 
 def local_errors(
-    made: LayerRuns, local: Local, candidate: str, samples: Sequence[int]
+    made: OnnxLayerRuns, local: Local, candidate: str, samples: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, dict[str, np.ndarray]]]]:
     """For these samples: (sample, {layer: {output: what quantizing this layer alone changes there}})."""
     there = {value.name for node in local.model.graph for value in node.outputs}

@@ -133,7 +133,7 @@ class FloatModelFiles:
 
 
 @dataclass(frozen=True)
-class LayerRuns:
+class OnnxLayerRuns:
     """Everything for the trials of one model.
 
     Attributes:
@@ -173,7 +173,7 @@ def open_runs(
     reader: Any,
     scratch: Scratch,
     workers: int = 1,
-) -> LayerRuns:
+) -> OnnxLayerRuns:
     """Prepare, calibrate once, and lay everything out for the trials.
 
     Args:
@@ -214,7 +214,7 @@ def open_runs(
     common, inside = _bodies(common, model, candidates, known, scratch)
     if not units and not inside:
         raise ConfigError("nothing in the model can be quantized under these candidates")
-    return LayerRuns(common, (*units, *inside), digest, data, prepared.moved)
+    return OnnxLayerRuns(common, (*units, *inside), digest, data, prepared.moved)
 
 
 def _bodies(

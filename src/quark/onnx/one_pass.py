@@ -32,7 +32,7 @@ from quark.onnx import layer_runs, sensitivity
 from quark.onnx.graph import model as files
 from quark.onnx.injected import Pair, Stretch, arriving, floats_of, stretches, write_errors, write_floats
 from quark.onnx.layer_errors import local_errors, local_model
-from quark.onnx.layer_runs import FloatModelFiles, LayerRuns
+from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns
 from quark.onnx.layer_units import Unit
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.scratch import Scratch
@@ -99,7 +99,7 @@ class Passes:
         whole: candidates whose errors took the float model's run, too.
     """
 
-    made: LayerRuns
+    made: OnnxLayerRuns
     inside: tuple[Unit, ...]
     names: tuple[str, ...]
     metric: str
@@ -114,7 +114,7 @@ class Passes:
     whole: set[str] = field(default_factory=set)
 
     @staticmethod
-    def over(made: LayerRuns, names: Sequence[str], metric: str, effort: Effort = RANKING) -> Passes:
+    def over(made: OnnxLayerRuns, names: Sequence[str], metric: str, effort: Effort = RANKING) -> Passes:
         """With the errors of all layers, which take a few passes."""
         inside = tuple(unit for unit in made.units if made.common.place(unit.name))
         made = replace(made, units=tuple(unit for unit in made.units if unit not in inside))

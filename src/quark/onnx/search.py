@@ -28,7 +28,7 @@ from quark.onnx.energy import macs_of, types_of
 from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
 from quark.onnx.latency import median_seconds
-from quark.onnx.layer_runs import FloatModelFiles, LayerRuns
+from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns
 from quark.onnx.one_pass import PLANNING, Passes
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.config import Config
@@ -186,7 +186,7 @@ def search(
             layer_runs.close()
 
 
-def _check_bodies(made: LayerRuns, budget: str) -> None:
+def _check_bodies(made: OnnxLayerRuns, budget: str) -> None:
     """Refuse, before any layer is tried, a budget that layers in bodies have no figures for."""
     inside = next((unit.name for unit in made.units if made.common.place(unit.name)), None)
     if inside is not None and budget not in ("size", "bits"):
@@ -194,7 +194,7 @@ def _check_bodies(made: LayerRuns, budget: str) -> None:
         raise ConfigError(f"--budget {budget}: {told} ({inside!r} is one)")
 
 
-def _solved(whole: FileMetric, made: LayerRuns, split: Split, question: Question, alone: Alone | None) -> Found:
+def _solved(whole: FileMetric, made: OnnxLayerRuns, split: Split, question: Question, alone: Alone | None) -> Found:
     """The plan, judged on samples that decided nothing; ``alone``: measures what is only estimated."""
     if split.choose is not None:
         common, data = _other(made, split.choose, "choose")
@@ -227,7 +227,7 @@ def split_of(samples: Any, evaluation: Any, function: bool) -> Split:
     return parts.split_of(None if samples is None else samples_of(rereadable(samples)), None, False)
 
 
-def _other(made: LayerRuns, samples: Any, name: str) -> tuple[FloatModelFiles, str]:
+def _other(made: OnnxLayerRuns, samples: Any, name: str) -> tuple[FloatModelFiles, str]:
     """The common of data of its own, and their digest."""
     common = replace(made.common, data=name)
     moved = in_layout(samples, made.moved)

@@ -25,7 +25,7 @@ from quark.measure.outputs import EXACT, Outputs, loss_name
 from quark.onnx import fingerprint, layer_runs
 from quark.onnx.config_file import config_of
 from quark.onnx.graph import model as files
-from quark.onnx.layer_runs import FloatModelFiles, LayerRuns
+from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns
 from quark.onnx.layer_units import Tensors, Unit
 from quark.onnx.quantization.config.config import Config, QuantizationConfig
 from quark.onnx.quantization.config.tuners import split
@@ -105,14 +105,19 @@ def settings_of(config: Settings, candidates: Sequence[str] | None) -> tuple[Qua
     return base, [str(values["preset"])]
 
 
-def open_ledger(path: str | Path | None, made: LayerRuns, job: Job, metric: str) -> Journal:
+def open_ledger(path: str | Path | None, made: OnnxLayerRuns, job: Job, metric: str) -> Journal:
     """The ledger of a study; refused where it belongs to another one."""
     own = {"model": made.model, "data": made.data, "metric": digest_of(metric) if ":" in metric else metric}
     return Journal(path, {**own, **fingerprint.of_job(job)})
 
 
 def study(
-    made: LayerRuns, names: Sequence[str], metric: str, workers: int, ledger: Journal, progress: Progress | None = None
+    made: OnnxLayerRuns,
+    names: Sequence[str],
+    metric: str,
+    workers: int,
+    ledger: Journal,
+    progress: Progress | None = None,
 ) -> Study:
     """All trials, finished ones from the ledger."""
     start = time.perf_counter()

@@ -30,7 +30,7 @@ SIDE = 512  # of the matrices whose product is tried
 
 
 @dataclass(frozen=True)
-class Forecast:
+class TorchForecast:
     """What a quantization would make of a checkpoint.
 
     Attributes:
@@ -50,7 +50,7 @@ class Forecast:
     seconds: float
 
 
-def forecast(checkpoint: Checkpoint, config: QConfig) -> Forecast:
+def forecast(checkpoint: Checkpoint, config: QConfig) -> TorchForecast:
     """Decide about every tensor.
 
     Raises:
@@ -64,7 +64,7 @@ def forecast(checkpoint: Checkpoint, config: QConfig) -> Forecast:
     sizes = [stored.dtype.itemsize * prod(stored.shape) for stored in decision.tensors.values()]
     largest = max((4 * prod(one.shape) for one in decision.tensors.values()), default=0)
     seconds = needs.seconds(*speeds(decision), DISK)
-    return Forecast(decision.found.plan, needs, sum(sizes), largest, samples, seconds)
+    return TorchForecast(decision.found.plan, needs, sum(sizes), largest, samples, seconds)
 
 
 def speeds(decision: CheckpointDecision) -> tuple[float, float]:

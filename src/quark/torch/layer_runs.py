@@ -180,7 +180,7 @@ def scores(found: Sequence[Predictions]) -> dict[str, Score]:
 
 
 @dataclass
-class LayerRuns:
+class TorchLayerRuns:
     """A model with the quantizers of one candidate, all off.
 
     Attributes:
@@ -266,7 +266,7 @@ class LayerRuns:
             yield
 
 
-def open_runs(model: nn.Module, config: QConfig, common: FloatOutputs) -> LayerRuns:
+def open_runs(model: nn.Module, config: QConfig, common: FloatOutputs) -> TorchLayerRuns:
     """Attach the quantizers of a candidate, calibrate and tune them, and turn all off. ``undo.close()`` ends it.
 
     Raises:
@@ -286,7 +286,7 @@ def open_runs(model: nn.Module, config: QConfig, common: FloatOutputs) -> LayerR
         off: set[nn.Module] = {
             p for layer in layers.values() for _, one in layer.quantizers() for p in parts(one) if not p.enabled
         }
-        runs = LayerRuns(model, common, layers, undo, tuned, off)
+        runs = TorchLayerRuns(model, common, layers, undo, tuned, off)
         for name, layer in layers.items():
             runs.switch(name, layer, False)
         find_chain(runs)
@@ -296,7 +296,7 @@ def open_runs(model: nn.Module, config: QConfig, common: FloatOutputs) -> LayerR
     return runs
 
 
-def find_chain(runs: LayerRuns) -> None:
+def find_chain(runs: TorchLayerRuns) -> None:
     """Fill in the blocks of a model that hands one hidden state from block to block."""
     with running(runs.model):
         blocks, _ = record(runs.model, find_blocks(runs.model), list(runs.common.samples[:1]))

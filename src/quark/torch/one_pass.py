@@ -28,7 +28,7 @@ from quark.files.atomic import part_of
 from quark.torch.algorithms.blocks import first
 from quark.torch.calibration import run
 from quark.torch.config.model import QConfig
-from quark.torch.layer_runs import FloatOutputs, LayerRuns, open_runs, running
+from quark.torch.layer_runs import FloatOutputs, TorchLayerRuns, open_runs, running
 from quark.torch.outputs import answer
 from quark.torch.structure import run_model
 
@@ -121,7 +121,7 @@ def _direction(outputs: torch.Tensor, kl: bool, seed: int) -> torch.Tensor:
     return (p - torch.zeros_like(p).scatter_(1, drawn, 1.0)).reshape(values.shape).to(outputs.device, outputs.dtype)
 
 
-def products(runs: LayerRuns, k: int, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+def products(runs: TorchLayerRuns, k: int, names: Sequence[str]) -> Iterator[tuple[str, float]]:
     """For every layer that sample ``k`` reaches: Σ over tokens (g · δ)²."""
     found: list[tuple[str, float]] = []
     calls: dict[str, int] = {}

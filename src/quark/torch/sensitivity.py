@@ -38,7 +38,7 @@ from quark.torch.digest import digest_of_samples, identity_of_model
 from quark.torch.export import gguf_size
 from quark.torch.export.layout import layout_of
 from quark.torch.language import load_model
-from quark.torch.layer_runs import FloatOutputs, LayerRuns, Traffic, lay_out, open_runs, running, traffic_of
+from quark.torch.layer_runs import FloatOutputs, TorchLayerRuns, Traffic, lay_out, open_runs, running, traffic_of
 from quark.torch.layers import own_parameter
 from quark.torch.machine import MI300X, Machine, seconds_of
 from quark.torch.matching import Match, bind, choose_all, find_candidates, is_excluded, match
@@ -418,13 +418,13 @@ class _Samples:
 
 
 @lru_cache(maxsize=1)
-def kept_runs(source: Source, values: str, folder: Path, samples: _Samples) -> LayerRuns:
+def kept_runs(source: Source, values: str, folder: Path, samples: _Samples) -> TorchLayerRuns:
     """The runs of a worker process; they stay for the parts that follow."""
     model = source.load()
     return open_runs(model, config_of(json.loads(values), model), FloatOutputs(samples.samples, folder))
 
 
-def one_trial(runs: LayerRuns, name: str, metric: str) -> dict[str, float]:
+def one_trial(runs: TorchLayerRuns, name: str, metric: str) -> dict[str, float]:
     """Quantize one layer, and measure."""
     if ":" not in metric:
         return runs.trial(name)
