@@ -60,7 +60,6 @@ JOBS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (tried, {"exclude": ["*q_proj"]}, "configuration: exclude"),
     (searched, {"config": {"scheme": "fp8", "kv_cache": "fp8"}}, "configuration: "),
     (found, {"purpose": "llama.cpp"}, "purpose"),
-    (found, {"drop": 0.3}, "tolerance"),  # without one the metric is another
 ]
 #: Fields of a config.json, none of which is in a tensor of the checkpoint.
 FIELDS = {
@@ -71,7 +70,7 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize("job, settings, words", JOBS, ids=["sensitivity", "search", "auto", "auto, tolerance"])
+@pytest.mark.parametrize("job, settings, words", JOBS, ids=["sensitivity", "search", "auto"])
 def test_an_input_that_changes_after_a_kill_is_refused(
     job: Callable[..., Any], settings: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
