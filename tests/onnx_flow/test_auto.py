@@ -169,6 +169,7 @@ def test_a_ledger_goes_on_to_the_same_bytes_without_a_trial_made_again(
 
     monkeypatch.setattr(OnnxSearch, "_quantized", counted)
     monkeypatch.setattr("quark.onnx.recipes.RECIPES", ())  # all trials end in time
+    monkeypatch.setattr("quark.onnx.auto.TIMED", 0.0)  # sizes decide
     monkeypatch.setattr(OnnxSearch, "layers_apart", lambda *args: None)
     found = []
     for name in ("a", "b"):
@@ -409,6 +410,7 @@ def test_a_preset_that_is_no_faster_than_float_gets_what_this_machine_times(
 ) -> None:
     monkeypatch.setattr(OnnxSearch, "speed", of_speed({"A8W8_CPU --set TuneSpeed": tuned, "A8W8_CPU": plain}))
     monkeypatch.setattr("quark.onnx.tuned_speed._chosen", lambda seconds: "by the table")
+    monkeypatch.setattr("quark.onnx.tuned_speed.SECONDS", 0.0)  # whatever is measured
     for again in range(2):  # and from the ledger
         search = OnnxSearch(
             folder / "model.onnx", split(samples()), OnnxGoal("cpu", ledger=tmp_path / "l.json"), tmp_path, print
@@ -428,6 +430,7 @@ def test_a_model_that_timing_leaves_in_float_is_no_trial(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quark.onnx.tuned_speed._chosen", lambda seconds: "all in float")
+    monkeypatch.setattr("quark.onnx.tuned_speed.SECONDS", 0.0)  # whatever is measured
     search = OnnxSearch(folder / "model.onnx", split(samples()), OnnxGoal("cpu"), tmp_path, print)
     trial = search.attempt(OnnxTrial.of(Choice("A8W8_CPU", {"TuneSpeed": True})))
     assert "everything is faster in float" in trial.error
