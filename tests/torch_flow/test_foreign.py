@@ -143,7 +143,8 @@ def test_files_that_are_not_read_back_are_refused(file: str, tmp_path: Path) -> 
 def test_a_cache_goes_from_every_format_into_every_other_one(tmp_path: Path) -> None:
     """A folder of ours names the layers that make it: formats in which all layers are alike refused it."""
     formats = ("quark", "fp8", "modelopt", "compressed-tensors")
-    model = quantized(llama(**SIZES), LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme="fp8"))
+    config = LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme="fp8")
+    model = quantized(llama(**SIZES), replace(config, kv_cache_post_rope=True))
     wanted = logits(model)
     for first in formats:
         write(model, tmp_path / first, first)
@@ -207,7 +208,8 @@ def test_experts_of_gpt_oss_keep_their_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cache", [None, "fp8", "fp8_per_head"])
 def test_caches_are_carried_over(cache: str | None, dtype: torch.dtype, tmp_path: Path) -> None:
     """To quark and back: the same tensors, and the answers of the model that was written."""
-    model = quantized(llama(dtype, **SIZES), LLMTemplate.get("llama").get_config("ptpc_fp8", kv_cache_scheme=cache))
+    config = LLMTemplate.get("llama").get_config("ptpc_fp8", kv_cache_scheme=cache)
+    model = quantized(llama(dtype, **SIZES), replace(config, kv_cache_post_rope=cache is not None))
     write(model, tmp_path / "a", "compressed-tensors")
     assert torch.equal(logits(quantized_model(tmp_path / "a")), logits(model))
     convert(tmp_path / "a", tmp_path / "b", "quark")
@@ -230,9 +232,9 @@ def test_caches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     save_file({key: value for key, value in tensors.items() if key != name}, path)
     with pytest.raises(ModelError, match=f"has a kv_cache_scheme and lacks '{name}'"):
         quantized_model(tmp_path / "m")
-    config["quantization_config"]["kv_cache_scheme"]["type"] = "int"
+    config["quantization_config"]["kv_cache_scheme"]["num_bits"] = 4
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="kv_cache_scheme is int of 8 bits per attn_head"):
+    with pytest.raises(ConfigError, match="kv_cache_scheme is float of 4 bits per attn_head"):
         quantized_model(tmp_path / "m")
 
 

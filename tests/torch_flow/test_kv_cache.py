@@ -287,7 +287,6 @@ def test_quantizing_twice_is_an_error(model: Any, ids: torch.Tensor) -> None:
         (FP8, {"min_kv_scale": -1.0}, "min_kv_scale"),
         (FP8, {"kv_cache_per_head": True}, "kv_cache_per_head needs static symmetric per_channel"),
         (CHANNEL, {"kv_cache_per_head": True, "kv_cache_group": ["*k_proj"]}, "static symmetric per_tensor"),
-        (CHANNEL, {"kv_cache_per_head": True, "kv_cache_post_rope": True}, "before RoPE"),
     ],
 )
 def test_what_cannot_work_is_said_when_the_configuration_is_made(spec: Any, fields: Any, words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,8 @@ def test_fp8_of_modelopt_keeps_its_codes(kind: str, tmp_path: Path) -> None:
 def test_what_we_write_as_modelopt_is_read(tmp_path: Path) -> None:
     cases = {"fp8": (None, "fp8"), "nvfp4": (None,), "mxfp8": (None,), "ptpc_fp8": (None,)}
     for scheme, cache in [(scheme, cache) for scheme, caches in cases.items() for cache in caches]:
-        model = quantized(llama(), LLMTemplate.get("llama").get_config(scheme, kv_cache_scheme=cache))
+        config = LLMTemplate.get("llama").get_config(scheme, kv_cache_scheme=cache)
+        model = quantized(llama(), replace(config, kv_cache_post_rope=cache is not None))
         export_as(model, tmp_path / f"{scheme} {cache}", "modelopt", tmp_path, program="vllm")
         again = quantized_model(tmp_path / f"{scheme} {cache}")
         assert torch.equal(logits(again), logits(model)), scheme

@@ -21,6 +21,9 @@ hands to a file.
 With R3 of QuaRot (``RotationConfig(r3=True)``) keys are turned before they are quantized and turned back behind, which
 is what turned queries and keys give: q^T H^T Q(H k).
 
+Programs that hold a quantized cache quantize what they write into it, behind RoPE; a folder for them is evaluated there
+(``config_for`` of ``quark.torch.export.write_as`` sees to that on the command line).
+
 Not handled: cross attention (encoder-decoder caches), and recurrent states.
 """
 
@@ -190,9 +193,14 @@ def find_caches(model: nn.Module, config: QConfig) -> list[CacheMatch]:
             "rotation: r3 turns keys behind the rotary embedding, on their way into a quantized cache, so it needs "
             "kv_cache_quant_config and kv_cache_post_rope=True"
         )
+    check_heads(model, config)
     if not config.kv_cache_post_rope:
-        check_heads(model, config)
         return []
+    if config.kv_cache_quant_config and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise ModelError(
+            f"kv_cache_post_rope: {type(model).__name__} is an encoder-decoder, whose cache cannot be quantized; only "
+            f"those of decoders can"
+        )
     found: dict[str, dict[str, tuple[Stages, str]]] = {}
     for layer in find_candidates(model):
         pattern = next((key for key in config.kv_cache_quant_config if matches(layer.names, key)), None)

@@ -113,6 +113,7 @@ class ModelQuantizer:
             for put_back in (*unfuse_experts(model).values(), *unroll_recurrent(model).values()):
                 undo.callback(put_back)
             self.matched(model)
+            find_targets(model, self.config)
 
     def matched(self, model: nn.Module) -> Matches:
         """What becomes of the layers, checked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from quark.errors import ModelError
 from quark.torch.export import described
 from quark.torch.export.gguf_architectures import check_network, slides
 from quark.torch.export.gguf_table import ARCHITECTURES
-from quark.torch.quantization.config.config import FP8E4M3PerTensorSpec, QConfig, QLayerConfig
+from quark.torch.quantization.config.config import FP8E4M3PerTensorSpec, QConfig, QLayerConfig, RotationConfig
 from quark.torch.quantization.config.config import QTensorConfig as Spec
 from quark.torch.quantization.config.type import Dtype, QSchemeType
 
@@ -59,8 +60,21 @@ def test_outputs_of_the_layers_that_are_cached() -> None:
         "*k_proj": QLayerConfig(weight=INT4, output_tensors=FP8),
         "*nothing": QLayerConfig(weight=INT8, output_tensors=FP8),
     }
-    behind = QConfig(QLayerConfig(weight=INT8), kv_cache_quant_config=caches, kv_cache_post_rope=True)
+    behind = replace(config, kv_cache_post_rope=True)  # a reader of ours takes the outputs away again
+    assert described.cached_layers(behind, Layers()) == found and described.cache_group(behind) == [*caches]
+    told = described.without_cached(replace(behind, layer_quant_config={**behind.layer_quant_config, **found}))
+    assert told.layer_quant_config == {**config.layer_quant_config, "*k_proj": QLayerConfig(weight=INT4)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"), [({}, "*qkv_proj"), ({"algo_config": [RotationConfig(r1=False, r3=True)]}, "*k_proj")]
+)
+def test_caches_behind_rope_that_no_words_of_programs_say(fields: dict[str, Any], pattern: str) -> None:
+    """One layer makes keys and values, or keys are turned; before RoPE outputs are outputs."""
+    caches = {pattern: QLayerConfig(output_tensors=FP8)}
+    behind = QConfig(QLayerConfig(weight=INT8), kv_cache_quant_config=caches, kv_cache_post_rope=True, **fields)
     assert described.cached_layers(behind, Layers()) == {} and described.cache_group(behind) == []
+    assert described.cache_group(replace(behind, kv_cache_post_rope=False)) == [pattern]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +82,7 @@ def test_outputs_of_the_layers_that_are_cached() -> None:
 )
 def test_caches_that_programs_have_kernels_for(cache: Any, known: bool) -> None:
     caches = {"*k_proj": QLayerConfig(output_tensors=FP8), "*v_proj": QLayerConfig(output_tensors=cache)}
-    config: Any = SimpleNamespace(kv_cache_post_rope=False, kv_cache_quant_config=caches)
+    config: Any = SimpleNamespace(kv_cache_post_rope=False, kv_cache_quant_config=caches, algo_config=None)
     assert described.cache_group(config) == (["*k_proj", "*v_proj"] if known else [])
 
 

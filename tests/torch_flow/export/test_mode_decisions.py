@@ -120,7 +120,7 @@ def test_all_layers_are_alike(mode: str, field: str) -> None:
         "layer_type_quant_config": {"layer_type_quant_config": {nn.Linear: of(weight=weight)}},
         "kv_cache_post_rope": {
             "kv_cache_post_rope": True,
-            "kv_cache_quant_config": {"*k_proj": of(output_tensors=FP8)},
+            "kv_cache_quant_config": {"*qkv_proj": of(output_tensors=FP8)},
         },
         "cache": {"kv_cache_quant_config": {"*k_proj": of(output_tensors=INT8)}},
     }[field]
@@ -428,12 +428,14 @@ def test_integers_with_one_scale_each(weight: Any, inputs: Any, expected: bool) 
 
 
 @pytest.mark.parametrize("format", ["quark", "compressed-tensors"])
-@pytest.mark.parametrize(("behind", "cached"), [(False, True), (False, False), (True, True)])
-def test_caches_that_vllm_has_no_place_for(format: str, behind: bool, cached: bool) -> None:
-    caches = {"*k_proj": of(output_tensors=FP8)} if cached else {}
-    config = QConfig(of(weight=FP8), kv_cache_quant_config=caches, kv_cache_post_rope=behind)
-    with pytest.raises(ConfigError, match="behind RoPE") if behind else nullcontext():
-        vllm_reads.check_for_vllm(nn.Module(), config, format)
+@pytest.mark.parametrize(("layer", "fused"), [("k_proj", False), ("qkv_proj", True), ("up_proj", False)])
+@pytest.mark.parametrize("behind", [False, True])
+def test_caches_that_vllm_has_no_place_for(format: str, behind: bool, layer: str, fused: bool) -> None:
+    caches = {f"*{layer}": of(output_tensors=FP8)} if layer != "up_proj" else {}
+    config = QConfig(of(weight=FP8), kv_cache_quant_config=caches, kv_cache_post_rope=behind and bool(caches))
+    model = nn.ModuleDict({"self_attn": nn.ModuleDict({layer: nn.Linear(8, 8)})})
+    with pytest.raises(ConfigError, match=r"'self_attn\.qkv_proj' makes together") if fused else nullcontext():
+        vllm_reads.check_for_vllm(model, config, format)
 
 
 class BloomForCausalLM(nn.Module):

@@ -168,9 +168,9 @@ def test_caches_that_programs_have_kernels_for(change: object, kept: bool) -> No
     first = SimpleNamespace(output_tensors=SimpleNamespace(**good))
     caches = {"*k_proj": first, "*v_proj": SimpleNamespace(output_tensors=one)}
     for rope in (False, True):
-        config = SimpleNamespace(kv_cache_post_rope=rope, kv_cache_quant_config=caches)
+        config = SimpleNamespace(kv_cache_post_rope=rope, kv_cache_quant_config=caches, algo_config=None)
         found = described.cache_group(config)  # type: ignore[arg-type]
-        assert found == (list(caches) if kept and not rope else [])
+        assert found == (list(caches) if kept else [])
 
 
 def test_fp8_blocks_are_static_weights_beside_dynamic_activations() -> None:
@@ -197,10 +197,10 @@ def test_models_that_are_not_of_transformers_have_no_conversions() -> None:
     assert original.conversions_of(steps) == ["one"]
 
 
-@pytest.mark.parametrize("field", ["layer_quant_config", "layer_type_quant_config", "kv_cache_post_rope"])
+@pytest.mark.parametrize("field", ["layer_quant_config", "layer_type_quant_config"])
 @pytest.mark.parametrize("mode", custom_modes.CUSTOM_MODES)
 def test_custom_modes_say_nothing_about_single_layers(mode: str, field: str) -> None:
-    fields = {"layer_quant_config": {}, "layer_type_quant_config": {}, "kv_cache_post_rope": False}
+    fields = {"layer_quant_config": {}, "layer_type_quant_config": {}}
     config = SimpleNamespace(**fields | {field: True})
     with pytest.raises(Exception, match="all layers are alike"):
         custom_modes.custom_config(config, mode, {}, [])  # type: ignore[arg-type]

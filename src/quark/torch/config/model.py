@@ -293,8 +293,6 @@ def check_cache_scales(config: QConfig) -> None:
     used = [name for name in known if getattr(config, name)]
     if used and not config.kv_cache_quant_config:
         refuse(f"{used[0]} says how keys and values are quantized, and kv_cache_quant_config says that they are not")
-    if config.kv_cache_per_head and config.kv_cache_post_rope:
-        refuse("kv_cache_per_head needs layers that make keys and values apart, before RoPE (kv_cache_post_rope=False)")
     for changed in (name for name in used if name != "kv_cache_post_rope"):
         kind, words = (Channel, "per_channel") if changed == "kv_cache_per_head" else (Tensor, "per_tensor")
         for name, layer in config.kv_cache_quant_config.items():

@@ -28,7 +28,7 @@ from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
-from quark.torch.export.compressed_caches import cache_items, cache_scheme, cached, own_slots
+from quark.torch.export.compressed_caches import cache_items, cache_scheme, caches_of, check_cache_places, own_slots
 from quark.torch.export.decoded import COMPRESSED, Foreign, decompressor, rows_cut
 from quark.torch.export.described import excluded
 from quark.torch.export.huggingface import config_of
@@ -36,7 +36,7 @@ from quark.torch.export.layout import CODES, BlockLayout, check_blocks, layout_o
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, write_config
 from quark.torch.export.original import FileNames, names_of, outside_items
-from quark.torch.export.reader_scales import in_type_of_model, moved, warn_of_casts
+from quark.torch.export.reader_scales import in_type_of_model, moved, warn_of_casts, warn_of_rope
 from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
 from quark.torch.export.state import items_of
 from quark.torch.export.stored import StoredScales, StoredTensor
@@ -44,7 +44,6 @@ from quark.torch.export.transformers_reads import why_not
 from quark.torch.export.verify import verify as check_written
 from quark.torch.export.vllm_reads import cache_scales_for
 from quark.torch.fake_quantize import HALVES, FakeQuantize, parts
-from quark.torch.kv_cache import cache_quantizers
 from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.rotated import refuse_to_export
@@ -76,20 +75,20 @@ def export_compressed_tensors(
     """
     config = config_of(model)
     refuse_to_export(model)
-    caches = cached(model, config)
-    apart = {name: own_slots(name, caches) for name, _ in quantized_layers(model)}
+    caches = caches_of(model, config)
+    apart = {name: own_slots(name, config) for name, _ in quantized_layers(model)}
     schemes = {
         name: scheme_of(name, layer, apart[name])
         for name, layer in quantized_layers(model)
         if set(dict(layer.quantizers())) - apart[name]
     }
-    if any(True for _ in cache_quantizers(model)):
-        raise ConfigError("compressed-tensors: caches that are quantized after RoPE cannot be written")
     names = names_of(model)
     floats = excluded(config, model, names, schemes)
     described, formats = quantization_config(schemes, names, floats)
     if program != "vllm":
         check_reader(why_not(model, schemes, formats, names, described))
+        check_cache_places(model, caches)
+    warn_of_rope(config, "compressed-tensors", program)
     described |= {"kv_cache_scheme": cache_scheme(caches)} if caches else {}
     made = [*compressed_items(model, schemes, formats, program), *cache_items(model, caches)]
     items = cache_scales_for(program, config, [*outside_items(made, names), *left_out_items(model)])

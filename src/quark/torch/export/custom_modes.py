@@ -35,6 +35,7 @@ from quark.torch.export.decoded import (
     gptq_decoder,
     rows_cut,
 )
+from quark.torch.export.described import tells_caches
 from quark.torch.export.layout import ElementLayout, Form, Layout, PairLayout, Stored
 from quark.torch.export.original import FileNames
 from quark.torch.export.shards import Item
@@ -109,8 +110,10 @@ def custom_config(config: QConfig, mode: str, export: Mapping[str, Any], exclude
     Raises:
         ConfigError: the mode cannot say what ``config`` says.
     """
-    if config.layer_quant_config or config.layer_type_quant_config or config.kv_cache_post_rope:
-        refuse(mode, "all layers are alike: no layer_quant_config, layer_type_quant_config or kv_cache_post_rope")
+    if config.layer_quant_config or config.layer_type_quant_config:
+        refuse(mode, "all layers are alike: no layer_quant_config or layer_type_quant_config")
+    if not tells_caches(config):
+        refuse(mode, "keys and values are made by layers of their own, and are not turned")
     if mode in gptq.VERSIONS:
         return gptq.gptq_config(config, mode, excluded)
     if mode == "modelopt":
@@ -333,6 +336,7 @@ def from_fp8(data: Mapping[str, Any]) -> QConfig:
         QLayerConfig(weight=static, input_tensors=inputs),
         exclude=list(data.get("ignored_layers") or []),
         kv_cache_quant_config=caches,
+        kv_cache_post_rope=bool(caches),
     )
 
 

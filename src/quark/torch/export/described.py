@@ -25,6 +25,7 @@ from quark.torch.experts import is_fused
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.left_out import left_out_layers
 from quark.torch.export.original import FileNames
+from quark.torch.kv_cache import role_of
 from quark.torch.matching import Candidate, candidate, choose, find_candidates, matches
 from quark.torch.template_reading import towers
 
@@ -109,7 +110,7 @@ def outside_layers(config: QConfig, model: nn.Module, names: FileNames) -> dict[
 
 def cached_layers(config: QConfig, model: nn.Module) -> dict[str, QLayerConfig]:
     """The layers that make keys and values; their outputs are what is cached."""
-    if config.kv_cache_post_rope:
+    if not tells_caches(config):
         return {}
     found = {}
     layers: Iterable[Candidate] = list(find_candidates(model)) if config.kv_cache_quant_config else ()
@@ -120,19 +121,27 @@ def cached_layers(config: QConfig, model: nn.Module) -> dict[str, QLayerConfig]:
     return found
 
 
+def tells_caches(config: QConfig) -> bool:
+    """Whether the words of programs, who know layers that make keys or values, say what is cached."""
+    turned = any(getattr(algorithm, "r3", False) for algorithm in config.algo_config or ())
+    fused = any(len(role_of(pattern.replace("*", ""))) > 1 for pattern in config.kv_cache_quant_config)
+    return not (config.kv_cache_post_rope and (turned or fused))
+
+
 def without_cached(config: QConfig) -> QConfig:
     """The configuration that a file was written by: without the entries that ``cached_layers`` has added, where they
-    say nothing else than all layers and the cache do."""
-    whole, layers = config.global_quant_config, config.layer_quant_config
-    said = {
-        name: replace(whole, output_tensors=one.output_tensors) for name, one in config.kv_cache_quant_config.items()
-    }
-    return replace(config, layer_quant_config={name: one for name, one in layers.items() if one != said.get(name)})
+    say nothing else than all layers and the cache do; caches behind RoPE are no outputs of layers."""
+    whole, layers, caches = config.global_quant_config, config.layer_quant_config, config.kv_cache_quant_config
+    said = {name: replace(whole, output_tensors=one.output_tensors) for name, one in caches.items()}
+    kept = {name: one for name, one in layers.items() if one != said.get(name)}
+    if config.kv_cache_post_rope:
+        kept = {name: replace(one, output_tensors=None) if name in caches else one for name, one in kept.items()}
+    return replace(config, layer_quant_config=kept)
 
 
 def cache_group(config: QConfig) -> list[str]:
     """The patterns of keys and values whose scales are static and of FP8, which is what programs have kernels for."""
-    if config.kv_cache_post_rope:
+    if not tells_caches(config):
         return []
     caches = [layer.output_tensors for layer in config.kv_cache_quant_config.values()]
     known = all(

@@ -31,11 +31,13 @@ class Format:
         name: on the command line.
         title: in sentences.
         mode: ``custom_mode`` of ``export_safetensors``, where that writes it.
+        behind_rope: whoever reads it quantizes keys where they enter the cache, behind the rotary embedding.
     """
 
     name: str
     title: str
     mode: str | None = None
+    behind_rope: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,11 @@ FORMATS = {
     row.name: row
     for row in (
         Format("quark", "quark", "quark"),
-        Format("compressed-tensors", "compressed-tensors"),
+        Format("compressed-tensors", "compressed-tensors", behind_rope=True),
         Format("awq", "AWQ", "awq"),
         Format("gptq", "GPTQ", "gptq"),
-        Format("fp8", "fp8", "fp8"),
-        Format("modelopt", "ModelOpt", "modelopt"),
+        Format("fp8", "fp8", "fp8", behind_rope=True),
+        Format("modelopt", "ModelOpt", "modelopt", behind_rope=True),
         Format("mxfp4", "MXFP4 (gpt_oss)", "mxfp4"),
         Format("gguf", "GGUF"),
         Format("onnx", "ONNX"),
@@ -169,6 +171,11 @@ def check_caches(scheme: str | None, format: str, program: str | None) -> None:
             f"{PROGRAMS[row.program].title} has no {scheme} cache in the {FORMATS[format].title} format "
             f"({row.shown_by}); {', '.join(ways)}"
         )
+
+
+def quantizes_behind_rope(format: str, program: str | None) -> bool:
+    """Whether what reads a format, or one program, quantizes keys behind the rotary embedding."""
+    return program == "vllm" or (format in FORMATS and FORMATS[format].behind_rope)
 
 
 def sentence(row: Row, scheme: str, program: str | None) -> str:

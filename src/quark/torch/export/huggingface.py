@@ -21,7 +21,7 @@ from quark.torch.export.layout import Layout, PairLayout, layout_of_quantizer
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, is_diffusers, stem_of, write_config
 from quark.torch.export.original import names_of, outside_items
-from quark.torch.export.reader_scales import warn_of_casts, worst_cast
+from quark.torch.export.reader_scales import warn_of_casts, warn_of_rope, worst_cast
 from quark.torch.export.shards import SHARD_SIZE, write_shards
 from quark.torch.export.skeleton import FORMATS
 from quark.torch.export.state import items_of
@@ -80,6 +80,7 @@ def export_safetensors(
         floats = excluded(config, model, names, coded)
         entry = custom_config(replace(config, exclude=floats), custom_mode, export.to_dict(), floats)
     items = items_of(model, pack_method, weight_format)
+    warn_of_rope(config, custom_mode, program)
     if custom_mode != "quark":
         if custom_mode in PACKED_INTEGERS:
             warn_of_casts(custom_mode, model, worst_cast(model))

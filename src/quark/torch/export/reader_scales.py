@@ -17,6 +17,7 @@ from torch import nn
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import QSchemeType, ScaleType
+from quark.torch.export.formats import quantizes_behind_rope
 from quark.torch.export.model_files import float_dtype
 from quark.torch.export.stored import StoredTensor
 from quark.torch.fake_quantize import parts
@@ -44,6 +45,16 @@ def warn_of_casts(format: str, model: nn.Module, worst: float) -> None:
             name,
             worst,
             name,
+        )
+
+
+def warn_of_rope(config: QConfig, format: str, program: str | None) -> None:
+    """Say that keys were evaluated before the rotary embedding, where readers of the format quantize them behind."""
+    if config.kv_cache_quant_config and not config.kv_cache_post_rope and quantizes_behind_rope(format, program):
+        log.warning(
+            "%s: keys were quantized before the rotary embedding, and what reads this quantizes them behind it; with "
+            "kv_cache_post_rope=True in the configuration it runs what was evaluated (models without RoPE: it does)",
+            format,
         )
 
 

@@ -21,7 +21,7 @@ from quark.torch.experts import UnfusedExperts, fact, is_fused
 from quark.torch.export.original import names_of, renamed_item
 from quark.torch.export.shards import Item
 from quark.torch.export.stacked_blocks import MODE
-from quark.torch.kv_cache import is_cached
+from quark.torch.kv_cache import is_cached, role_of
 from quark.torch.matching import choose_all, find_candidates
 from quark.torch.stage import Stage
 
@@ -163,10 +163,12 @@ def check_cache_scales(model: nn.Module, config: QConfig, format: str) -> None:
     """Scales of keys and values for which vLLM has no place."""
     if not config.kv_cache_quant_config:
         return
-    if config.kv_cache_post_rope:
+    cached = [layer.name for layer in find_candidates(model) if is_cached(layer.name, config)]
+    fused = next((name for name in cached if len(role_of(name)) > 1), None)
+    if fused is not None:
         raise ConfigError(
-            f"vLLM has no scales for the cache of {type(model).__name__}, quantized behind RoPE (kv_cache_post_rope): "
-            f"it reads those of the outputs of 'k_proj' and 'v_proj' (QuarkConfig.get_cache_scale_mapper); leave out "
+            f"vLLM has no scales for the cache of {type(model).__name__}, whose keys and values {fused!r} makes "
+            f"together: it reads those of 'k_proj' and 'v_proj' (QuarkConfig.get_cache_scale_mapper); leave out "
             f"--kv-cache"
         )
     if (lost := CACHELESS.get(type(model).__name__)) is not None:
@@ -182,7 +184,7 @@ def check_cache_scales(model: nn.Module, config: QConfig, format: str) -> None:
             "different quantization configuration for 'q_proj' and 'k_proj'); --format compressed-tensors has them"
         )
     names = names_of(model)
-    for name in (layer.name for layer in find_candidates(model) if is_cached(layer.name, config)):
+    for name in cached:
         outside = names.layer(name)
         if format == "quark" and not cache_scale_name(f"{outside}.output_scale").endswith(("k_scale", "v_scale")):
             raise ConfigError(

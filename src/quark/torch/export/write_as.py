@@ -20,7 +20,7 @@ from quark.torch.experts import UnfusedExperts, is_fused
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.custom_modes import has_one_scale
-from quark.torch.export.formats import FORMATS
+from quark.torch.export.formats import FORMATS, quantizes_behind_rope
 from quark.torch.export.genai import check_runs, write_config
 from quark.torch.export.gguf_model import check_before, export_gguf
 from quark.torch.export.gguf_tensors import FileLoss
@@ -165,7 +165,7 @@ def check_layers(model: nn.Module, config: QConfig, format: str) -> None:
 
 
 def config_for(config: QConfig, format: str, program: str | None, dtype: torch.dtype) -> QConfig:
-    """``config`` with the scales that the readers of a format use, so that what is evaluated is what they run.
+    """``config`` as the readers of a format compute: with their scales, and caches quantized where they quantize them.
 
     Args:
         config: of a model.
@@ -173,6 +173,8 @@ def config_for(config: QConfig, format: str, program: str | None, dtype: torch.d
         program: that will read it, if it is known.
         dtype: that the model computes in.
     """
+    if config.kv_cache_quant_config and quantizes_behind_rope(format, program):
+        config = replace(config, kv_cache_post_rope=True)
     if program == "vllm":  # one scale for the inputs of all experts, the largest (QuarkW8A8Fp8MoEMethod)
         config = replace(config, sync_moe_expert_input_amax=True)
     if (
