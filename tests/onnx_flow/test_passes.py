@@ -518,6 +518,32 @@ def test_a_failure_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert to_proto(model).SerializeToString(deterministic=True) == before
 
 
+def test_trials_of_one_model_simplify_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxslim
+
+    slim, seen = onnxslim.slim, list[object]()
+
+    def counted(proto: onnx.ModelProto, **options: object) -> object:
+        seen.append(options)
+        return slim(proto, **options)
+
+    monkeypatch.setattr(onnxslim, "slim", counted)
+
+    def simplified(options: dict[str, object], scale: float = 1.0) -> bytes:
+        graph = "g (float[4] x) => (float[4] y) { a = Mul (x, c) b = Mul (x, c) y = Add (a, b) }"
+        model = load(models.model(graph, {"c": np.full(4, scale, np.float32)}))
+        assert simplify.run(model, options, always=True).fired
+        made = to_proto(model).SerializeToString(deterministic=True)
+        next(iter(model.graph)).op_type = "Neg"  # what is kept is not touched
+        return made
+
+    first = simplified({})
+    assert simplified({}) == first and len(seen) == 1
+    assert simplified({}, 2.0) != first and len(seen) == 2  # a small constant is part of the model
+    simplified({"skip_fusion_patterns": ["FusionGelu"]}, 2.0)
+    assert len(seen) == 3 and simplified({}) == first
+
+
 @pytest.mark.parametrize("damage", ["value", "shape", "name", "crash"])
 def test_a_wrong_result_is_not_used(damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxslim

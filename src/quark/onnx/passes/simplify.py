@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import onnx
@@ -159,10 +160,8 @@ def _slim(model: ir.Model, options: Mapping[str, object]) -> ir.Model | str:
     from onnxslim import slim  # 0.3 s that most models do not need
 
     def edit(proto: onnx.ModelProto) -> onnx.ModelProto:
-        result = slim(proto, **options)
-        if not isinstance(result, onnx.ModelProto):
-            raise ModelError("it returned no model")
-        return result
+        made = _slimmed(slim, proto.SerializeToString(deterministic=True), _Given(options))
+        return onnx.ModelProto.FromString(made)
 
     levels = {name: logging.getLogger(name).level for name in ("onnxslim", "")}
     try:
@@ -172,6 +171,22 @@ def _slim(model: ir.Model, options: Mapping[str, object]) -> ir.Model | str:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+
+
+class _Given(dict[str, object]):
+    """Options that a cache tells apart."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(sorted(self.items())))
+
+
+@lru_cache(maxsize=1)
+def _slimmed(slim: Callable[..., object], proto: bytes, options: _Given) -> bytes:
+    """A model without its large weights, simplified; the last one is kept: trials of one model all begin with it."""
+    result = slim(onnx.ModelProto.FromString(proto), **options)
+    if not isinstance(result, onnx.ModelProto):
+        raise ModelError("it returned no model")
+    return result.SerializeToString()
 
 
 def _restore_inputs(slimmed: ir.Model, model: ir.Model) -> None:
