@@ -8,6 +8,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from pydantic import BaseModel, ValidationError
 from tests.onnx_flow import models
 
 from quark.errors import ConfigError, ModelError, QuarkError
 from quark.files.journal import Journal
-from quark.files.untrusted import parse_yaml, read_settings, unpacked_text
+from quark.files.untrusted import OpenSchema, Schema, parse_yaml, read_settings, unpacked_text
 from quark.onnx.explain import KEY, explain
 from quark.onnx.shapeshifter import read
 from quark.onnx.shapeshifter import transform as shapeshifter
@@ -204,6 +206,20 @@ def test_a_shapeshifter_file_replaces_no_file_of_anybodys(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="is not a result of quark"):
         shapeshifter(tmp_path / "m.onnx", tmp_path / "p.yaml")
     assert (tmp_path / "victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize("kind", [Schema, OpenSchema])
+def test_what_was_read_is_of_its_types_and_stays(kind: type[BaseModel]) -> None:
+    class Own(kind):  # type: ignore[misc, valid-type]
+        number: int
+
+    one = Own(number=1)
+    with pytest.raises(ValidationError, match="frozen"):
+        one.number = 2
+    with pytest.raises(ValidationError, match="valid integer"):
+        Own(number="1")
+    with pytest.raises(ValidationError, match="other") if kind is Schema else nullcontext():
+        Own(number=1, other=2)
 
 
 def test_a_text_is_unpacked_as_it_was_packed_and_no_other() -> None:

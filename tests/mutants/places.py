@@ -4,9 +4,9 @@ A change is one of a table: a comparison that includes or excludes its bound, an
 ``min``, ``any`` for ``all``, ``or`` for ``and``, a condition turned round, a number one larger, ``True`` for ``False``.
 Messages of errors, documentation and annotations are left alone: no test can be asked to know them by heart; so are
 values that only errors and logs read. So is ``strict=True`` of ``zip``, which says what holds anyway, how far JSON is
-indented, and ``copy=False``, which saves a copy. ``speed.tsv`` names constants of which no value changes a result: how
-much is worked on at a time. They and what is computed from them are left alone; ``tests/test_speed_constants.py`` sets
-each to other values and sees the same results.
+indented, ``copy=False``, which saves a copy, and when pydantic builds a validator. ``speed.tsv`` names constants of
+which no value changes a result: how much is worked on at a time. They and what is computed from them are left alone;
+``tests/test_speed_constants.py`` sets each to other values and sees the same results.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ CALLED = {
     "argmax": "argmin",
     "sorted": "list",
 }
+
+LEFT_ALONE = ("strict", "indent", "copy", "ignore_cleanup_errors", "defer_build")
+"""Keyword arguments that are not changed."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def _code(node: ast.AST, told: set[ast.AST]) -> Iterator[ast.expr]:
     """The expressions that run: no annotations, decorators, errors, logs, formatted texts or patterns."""
     if isinstance(node, ast.Raise | ast.JoinedStr | ast.pattern) or _is_log(node) or node in told:
         return
-    if isinstance(node, ast.keyword) and node.arg in ("strict", "indent", "copy", "ignore_cleanup_errors"):
+    if isinstance(node, ast.keyword) and node.arg in LEFT_ALONE:
         return
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params"):

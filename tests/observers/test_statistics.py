@@ -70,6 +70,8 @@ def test_empty_arrays_count_for_nothing(kind: type[Statistic]) -> None:
     statistic = kind()
     statistic.update(np.empty((0, 3), np.float32))
     assert statistic.count == 0
+    if isinstance(statistic, Histogram):
+        assert [one.size for one in (*statistic.bins(), *statistic.magnitude_bins())] == [0] * 6
     statistic.update(np.array([1.0, -2.0], np.float32))
     statistic.update(np.empty(0, np.float32))
     assert (statistic.lo, statistic.hi) == (-2.0, 1.0)

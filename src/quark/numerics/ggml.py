@@ -12,7 +12,7 @@ infinities.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,7 +43,7 @@ PART = 1 << 16  # numbers that are rounded at a time
 Fit = Callable[["Ggml", np.ndarray, np.ndarray], Fields]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ggml(Block):
     """A type of GGML.
 
@@ -58,14 +58,14 @@ class Ggml(Block):
         units: of a K-quant, the largest multiple that a step is; 1: steps are float16 themselves.
     """
 
-    kind: str = field(kw_only=True)
-    nbytes: int = field(kw_only=True)
-    largest: int = field(kw_only=True)
-    fit: Fit = field(kw_only=True)
-    write: Callable[[Fields], np.ndarray] = field(kw_only=True)
-    signed: bool = field(kw_only=True)
-    sub: int = field(kw_only=True)
-    units: int = field(kw_only=True)
+    kind: str
+    nbytes: int
+    largest: int
+    fit: Fit
+    write: Callable[[Fields], np.ndarray]
+    signed: bool
+    sub: int
+    units: int
 
     @property
     def bits(self) -> float:

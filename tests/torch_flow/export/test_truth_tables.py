@@ -17,8 +17,10 @@ from tests.torch_flow.export.test_layout import quantizer_for
 from torch import nn
 
 from quark.errors import ConfigError, ModelError
+from quark.numerics.ggml import GGML
 from quark.numerics.granularity import Block2D, Channel, Group
 from quark.torch import ModelQuantizer
+from quark.torch.experts import UnfusedExperts
 from quark.torch.export import (
     card,
     compressed_caches,
@@ -34,6 +36,7 @@ from quark.torch.export import (
     model_files,
     onnx_verify,
     skeleton,
+    stacked_blocks,
     stored,
     transformers_reads,
     verify,
@@ -207,6 +210,39 @@ def test_a_model_whose_tie_is_at_an_end_says_so(monkeypatch: pytest.MonkeyPatch)
     assert model_files.config_of(model)["tie_word_embeddings"] is True
     monkeypatch.setattr(model_files, "is_untied", lambda model: True)
     assert model_files.config_of(model)["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize(("stacked", "turns"), list(itertools.product(BOTH, BOTH)))
+def test_only_experts_that_take_turns_are_stacks(stacked: bool, turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(UnfusedExperts.__new__(UnfusedExperts) if stacked else nn.Linear(2, 2))
+    if stacked:
+        nn.Module.__init__(model[0])
+    monkeypatch.setattr(stacked_blocks, "takes_turns", lambda module: turns)
+    with pytest.raises(ConfigError, match="do not take turns") if stacked and not turns else nullcontext():
+        assert [path for path, _ in stacked_blocks.stacks_of(model)] == (["0"] if stacked else [])
+
+
+def test_settings_come_beside_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quark_model.onnx").write_text("a graph")
+    read = []
+    monkeypatch.setattr(write_as, "export_onnx", lambda *given, **named: None)
+    monkeypatch.setattr(write_as, "write_config", lambda model, draft, graph: read.append(graph.read_text()))
+    monkeypatch.setattr(write_as, "copy_beside", lambda model, draft: (draft / "tokenizer.json").write_text("t"))
+    write_as.to_onnx(nn.Linear(1, 1), tmp_path, tmp_path, True)
+    assert read == ["a graph"] and (tmp_path / "tokenizer.json").read_text() == "t"
+    assert (tmp_path / "quark_model.onnx").exists()
+
+
+@pytest.mark.parametrize("kind", GGML)
+def test_bytes_of_a_type_of_gguf(kind: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    found = layout.GgmlLayout.__new__(layout.GgmlLayout)
+    found.__dict__.update(stage=SimpleNamespace(format=GGML[kind]), shape=(3, 512))
+    size, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]]
+    ((shape, dtype),) = found.form().values()
+    assert shape == (3, 512 // size * nbytes) and dtype is torch.uint8
+    with pytest.raises(ConfigError, match="no other format has it"):
+        found.store(torch.ones(3, 512), None, None)
 
 
 @pytest.mark.parametrize("files", [None, [], ["a.safetensors"]])
