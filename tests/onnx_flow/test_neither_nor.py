@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.onnx_flow.test_rules_directly import constant
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
-from quark.numerics.granularity import Channel
+from quark.numerics.granularity import Channel, Group
 from quark.onnx import QConfig
 from quark.onnx.graph.model import load
 from quark.onnx.graph.surgery import Names
@@ -236,6 +237,37 @@ def test_bfloat16_is_clipped_where_that_is_asked_for(asked: bool, format: str, c
     found = activation_nodes._clip(item)
     assert [node.op_type for node in found] == (["Clip"] if clipped else [])
     assert made == ([("bfloat16", float.fromhex("0x1.fep127"))] if clipped else [])
+
+
+@pytest.mark.parametrize("scale", [None, 1.0, 4.0])
+@pytest.mark.parametrize("clip", [True, False])
+def test_a_cast_divides_before_and_multiplies_after_where_there_is_a_scale(scale: float | None, clip: bool) -> None:
+    value = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2]))
+    tensor = TensorPlan("x", "activation", TensorSpec("bfloat16"), "", "x")
+    tensor = replace(tensor, scale=None if scale is None else np.float32(scale))
+    item: Any = SimpleNamespace(value=value, tensor=tensor, name="x", options=SimpleNamespace(BF16WithClip=clip))
+    item.node = lambda op, inputs, attributes, kind="", dtype=None: ir.node(op, inputs, attributes)
+    own, bounds = ir.Value(name="scale"), [ir.Value(name="lo"), ir.Value(name="hi")]
+    item.parameters = SimpleNamespace(of=lambda given: (own, None), bounds=lambda *given: bounds)
+    found = activation_nodes._cast(item)
+    scaled = scale not in (None, 1.0)
+    kinds = ["Clip"] * clip + ["Div"] * scaled + ["Cast", "Cast"] + ["Mul"] * scaled
+    assert [node.op_type for node in found] == kinds
+    assert [node.inputs[0] for node in found] == [value, *(node.outputs[0] for node in found[:-1])]
+    assert all(node.inputs[1] is own for node in found if node.op_type in ("Div", "Mul"))
+    types = [node.attributes["to"].as_int() for node in found if node.op_type == "Cast"]
+    assert types == [int(ir.DataType.BFLOAT16), int(ir.DataType.FLOAT)]
+
+
+@pytest.mark.parametrize(("op_type", "shape", "axis"), [
+    ("Conv", (), 0), ("Conv", (8,), 0), ("Conv", (4, 8), 1), ("Conv", (4, 8, 3, 3), 1), ("MatMul", (8,), 0),
+    ("MatMul", (8, 4), 0), ("MatMul", (2, 8, 4), 1), ("Gemm", (8, 4), 0),
+])  # fmt: skip
+def test_blocks_of_a_weight_run_along_what_is_summed(op_type: str, shape: tuple[int, ...], axis: int) -> None:
+    weight = ir.Value(name="w", shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
+    node = ir.node(op_type, [ir.Value(name="x"), weight])
+    found = place._for_weight(TensorSpec("bfp16"), node, OP_RULES[op_type], weight, None)  # type: ignore[arg-type]
+    assert found.granularity == Group(axis, 8)
 
 
 @pytest.mark.parametrize(("kind", "constant_", "expected"), [

@@ -192,3 +192,10 @@ def test_openvino_reads_them() -> None:
     compiled = openvino.Core().compile_model(openvino.Core().read_model(made.SerializeToString()), "CPU")
     found = compiled([data["i"], data["p"]])[0]
     assert loss(models.run(made, data)[0], found) > 25
+
+
+def test_a_lookup_counts_as_quantized() -> None:
+    config = QConfig.get_default_config("A8W8")
+    config.global_quant_config.extra_options.update(PrintSummary=False)
+    plan = ModelQuantizer(config).run(lookups(), None, [feed()]).plan
+    assert {name: plan.nodes[name].quantized for name in ("word", "place")} == {"word": True, "place": True}

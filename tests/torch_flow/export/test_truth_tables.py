@@ -264,7 +264,7 @@ def test_files_that_transformers_loads_are_looked_at_first(
 def test_a_layer_is_compact_where_it_holds_codes(weight_format: str, slot: str) -> None:
     spec = Spec(Dtype.int8, qscheme=QSchemeType.per_tensor)
     model = nn.Sequential(nn.Linear(4, 4))
-    skeleton.map_layers(model, QConfig(QLayerConfig(**{slot: spec})), "reorder", weight_format)
+    skeleton.map_layers(model, QConfig(QLayerConfig(**{slot: spec})), "reorder", weight_format, False)
     ((_, layer),) = quantized_layers(model)
     assert layer.compact is (weight_format == "real_quantized" and slot == "weight")
 

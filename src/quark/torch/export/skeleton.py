@@ -32,13 +32,7 @@ FORMATS = ("real_quantized", "fake_quantized")
 EMBEDDED = "embedding_dim"  # features of a layer that looks up rows
 
 
-def map_layers(
-    model: nn.Module,
-    config: QConfig,
-    pack_method: str,
-    weight_format: str = "real_quantized",
-    bytes_only: bool = False,
-) -> None:
+def map_layers(model: nn.Module, config: QConfig, pack_method: str, weight_format: str, bytes_only: bool) -> None:
     """Turn the layers of ``model`` that ``config`` names into quantized ones, whose parameters are still to be loaded.
 
     Args:

@@ -139,7 +139,7 @@ class StoredScales(StoredParameters):
         return quantizer
 
 
-def activation_name(part: FakeQuantize, kind: str, number: int = 1) -> str:
+def activation_name(part: FakeQuantize, kind: str, number: int) -> str:
     """The name of a static parameter of an activation: behind ``input_`` or ``output_``."""
     above = number + (isinstance(part.stage.format, Block) and part.stage.format.tensor_scale)
     return kind if above == 1 else f"{kind}_{above}"
