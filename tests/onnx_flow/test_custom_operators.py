@@ -99,6 +99,17 @@ def test_an_operator_that_nobody_defines_is_told_with_a_flag_of_the_command(
     assert flag in again and "nothing.so" in again
 
 
+def test_a_library_that_is_not_there_ends_a_search_before_it_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(flat(), "m.onnx")
+    np.savez("s.npz", x=models.normal(8, 4, 8, 8))
+    assert command("auto m.onnx --data s.npz -o q.onnx --ledger l.json --custom-ops nothing.so") == 1
+    assert "error: --custom-ops: there is no 'nothing.so'" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "s.npz"}
+
+
 def test_a_body_with_the_users_operators_is_quantized(tmp_path: Path) -> None:
     made, proto = library(tmp_path), inside()
     config = QConfig.get_default_config("A8W8")

@@ -29,6 +29,7 @@ from quark.onnx import fingerprint
 from quark.onnx.compare import compare
 from quark.onnx.describe import describe, file_bytes
 from quark.onnx.graph import model as files
+from quark.onnx.graph.libraries import library_files
 from quark.onnx.latency import median_seconds
 from quark.onnx.one_pass import estimate
 from quark.onnx.quantization.config.config import Config
@@ -426,5 +427,6 @@ def auto(
     Raises:
         ConfigError, DataError, ModelError: nothing can be tried at all.
     """
+    library_files(goal.libraries)  # what is not there ends the search, and not each of its trials
     with Journal.held(goal.ledger):
         return OnnxSearch(model, samples, goal, folder, tell).found()
