@@ -141,9 +141,16 @@ def test_items_fill_files_up_to_the_limit(sizes: list[int], limit: int, expected
 
 @pytest.mark.parametrize("spec, size", [(Int4PerGroupSpec(ch_axis=-1, group_size=32), 32), (Int4PerChannelSpec(0), -1)])
 def test_group_size_of_gptq(spec: Any, size: int) -> None:
-    """Readers take -1 for one group as long as a row."""
+    """Readers take -1 for one group as long as a row; inputs are in their order, and the head is float."""
     config = QConfig(global_quant_config=QLayerConfig(weight=spec.to_quantization_spec()))
-    assert gptq.gptq_config(config, "gptq_v2", ())["group_size"] == size
+    found = gptq.gptq_config(config, "gptq_v2", ("a.b", "lm_head"))
+    wanted = {
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq_v2",
+        "pack_dtype": "int32",
+        "dynamic": {r"-:^a\.b$": {}},
+    }
+    assert found == {**wanted, "bits": 4, "group_size": size, "sym": True, "desc_act": False, "lm_head": False}
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])

@@ -224,6 +224,7 @@ def test_heads_of_cards_lose_what_is_ours() -> None:
     (own, *_) = card.OWN
     head = f"license: mit\n{own}: one\n- two\n  three\ntags:\n- kept\n"
     assert card.without_own(head) == "license: mit\ntags:\n- kept\n"
+    assert card.without_own("- of a list\n") == "- of a list\n"
 
 
 @pytest.mark.parametrize("caches", [None, {"type": "float"}])

@@ -35,6 +35,8 @@ from quark.torch.export import (
     loader,
     model_files,
     onnx_verify,
+    original,
+    places,
     skeleton,
     stacked_blocks,
     stored,
@@ -422,3 +424,35 @@ def test_inputs_of_compressed_tensors_have_their_scale(name: str) -> None:
     if not symmetric:
         shift = 128 if name.startswith("uint8") else 0
         assert int(state["input_zero_point"]) == int(given.zero_point) - shift
+
+
+def test_shared_layers_have_each_of_their_names() -> None:
+    model = nn.Sequential(one := nn.Linear(4, 4), nn.ReLU(), one)
+    assert [name for name, _ in places.own_modules(model)] == ["", "0", "1", "2"]
+    made = ModelQuantizer(QConfig(QLayerConfig(weight=Spec(Dtype.int8, qscheme=QSchemeType.per_tensor))))
+    assert [name for name, _ in places.own_modules(made.quantize_model(model, None))] == ["", "0", "1", "2"]
+
+
+def test_names_in_files_are_those_of_today() -> None:
+    """Checkpoints of BERT once had gamma and beta; none is written so."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    model = transformers.BertModel(transformers.BertConfig(**sizes))
+    names = original.names_of(model)
+    assert [names.outside(name) for name in model.state_dict()] == list(model.state_dict())
+
+
+def test_codes_that_go_into_a_file_are_told_from_numbers_that_are_rounded_for_it() -> None:
+    """Of codes only the scales are rounded, so they are compared more closely."""
+    spec = Spec(Dtype.int4, **GROUPS)
+    for one in (spec, OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False).to_quantization_spec()):
+        model = ModelQuantizer(QConfig(QLayerConfig(weight=one))).quantize_model(nn.Sequential(nn.Linear(64, 8)), None)
+        ((_, layer),) = quantized_layers(model)
+        entry = gguf_tensors.coded_entry("0.weight", "w", layer, lambda array: array, lambda: np.zeros((8, 64)))
+        assert entry is not None and entry.coded
