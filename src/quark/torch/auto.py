@@ -330,9 +330,7 @@ def goes_with(recipe: SchemeRecipe, scheme: str) -> bool:
     return not recipe.inputs or named(scheme).input_tensors is not None
 
 
-def reported_on(
-    outcome: TorchOutcome, goal: TorchGoal, before: Mapping[str, Score], after: Score
-) -> TorchOutcome:
+def reported_on(outcome: TorchOutcome, goal: TorchGoal, before: Mapping[str, Score], after: Score) -> TorchOutcome:
     """What is found on the samples that decided nothing: of the float model, of the winner."""
     target, chance = outcome.target, chance_of(outcome.target, after, before)
     allowed = 0.0 if math.isnan(chance) else chance

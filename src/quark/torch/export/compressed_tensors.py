@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -28,6 +29,7 @@ from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
+from quark.torch.config.model import QConfig
 from quark.torch.export.compressed_caches import cache_items, cache_scheme, caches_of, check_cache_places, own_slots
 from quark.torch.export.decoded import COMPRESSED, Foreign, decompressor, rows_cut
 from quark.torch.export.described import excluded
@@ -38,9 +40,10 @@ from quark.torch.export.model_files import copy_beside, write_config
 from quark.torch.export.original import FileNames, names_of, outside_items
 from quark.torch.export.reader_scales import in_type_of_model, moved, warn_of_casts, warn_of_rope
 from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
+from quark.torch.export.skeleton import map_attention, prepared
 from quark.torch.export.state import items_of
 from quark.torch.export.stored import StoredScales, StoredTensor
-from quark.torch.export.transformers_reads import why_not
+from quark.torch.export.transformers_reads import why_not, without_values
 from quark.torch.export.verify import verify as check_written
 from quark.torch.export.vllm_reads import cache_scales_for
 from quark.torch.fake_quantize import HALVES, FakeQuantize, parts
@@ -75,6 +78,43 @@ def export_compressed_tensors(
     """
     config = config_of(model)
     refuse_to_export(model)
+    warn_of_rope(config, "compressed-tensors", program)
+    found = words_of(model, config, program)
+    made = [*compressed_items(model, found.schemes, found.formats, program), *cache_items(model, found.caches)]
+    items = cache_scales_for(program, config, [*outside_items(made, found.names), *left_out_items(model)])
+    with new_folder(output_dir) as folder:
+        write_shards(folder, items, "model", max_shard_size)
+        copy_beside(model, folder)
+        write_config(model, folder, found.described)
+        if verify:
+            own = foreign(found.schemes, found.formats, found.names, items)
+            check_written(folder, model, items, found.names, "order", own)
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the format says about a model.
+
+    Attributes:
+        schemes, formats: of its quantized layers, by name in memory.
+        caches: the quantizers of keys and values, by the names of their scales.
+        names: of its tensors outside.
+        described: its ``quantization_config``.
+    """
+
+    schemes: Mapping[str, Any]
+    formats: Mapping[str, Any]
+    caches: Mapping[str, FakeQuantize]
+    names: FileNames
+    described: Arguments
+
+
+def words_of(model: nn.Module, config: QConfig, program: str | None) -> Words:
+    """What the format says about a quantized model; no value of a weight is looked at.
+
+    Raises:
+        ConfigError: as ``export_compressed_tensors``.
+    """
     caches = caches_of(model, config)
     apart = {name: own_slots(name, config) for name, _ in quantized_layers(model)}
     schemes = {
@@ -83,21 +123,28 @@ def export_compressed_tensors(
         if set(dict(layer.quantizers())) - apart[name]
     }
     names = names_of(model)
-    floats = excluded(config, model, names, schemes)
-    described, formats = quantization_config(schemes, names, floats)
+    described, formats = quantization_config(schemes, names, excluded(config, model, names, schemes))
     if program != "vllm":
         check_reader(why_not(model, schemes, formats, names, described))
         check_cache_places(model, caches)
-    warn_of_rope(config, "compressed-tensors", program)
     described |= {"kv_cache_scheme": cache_scheme(caches)} if caches else {}
-    made = [*compressed_items(model, schemes, formats, program), *cache_items(model, caches)]
-    items = cache_scales_for(program, config, [*outside_items(made, names), *left_out_items(model)])
-    with new_folder(output_dir) as folder:
-        write_shards(folder, items, "model", max_shard_size)
-        copy_beside(model, folder)
-        write_config(model, folder, described)
-        if verify:
-            check_written(folder, model, items, names, "order", foreign(schemes, formats, names, items))
+    return Words(schemes, formats, caches, names, described)
+
+
+def check_before(model: nn.Module, config: QConfig, program: str | None) -> None:
+    """Refuse, before any work, what a model would be refused for that is quantized as ``config`` says.
+
+    Args:
+        model: float, or a skeleton; it stays as it is.
+        config: how it will be quantized.
+        program: as in ``export_compressed_tensors``.
+
+    Raises:
+        ConfigError, ModelError: likewise, and where the model does not fit the configuration.
+    """
+    bare = without_values(model)
+    map_attention(bare, config)
+    words_of(prepared(bare, config, "order", "fake_quantized"), config, program)
 
 
 def foreign(

@@ -18,6 +18,7 @@ from quark.numerics.elements import Int
 from quark.torch.config.model import QConfig
 from quark.torch.experts import UnfusedExperts, is_fused
 from quark.torch.export.checkpoint import read_checkpoint
+from quark.torch.export.compressed_tensors import check_before as check_compressed
 from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.custom_modes import has_one_scale
 from quark.torch.export.formats import FORMATS, quantizes_behind_rope
@@ -130,8 +131,14 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
         check_stacks(model, config)
     if program == "vllm":
         check_for_vllm(model, config, format)
-    if format != "compressed-tensors" or program == "vllm":
-        return
+    if format == "compressed-tensors" and program != "vllm":
+        check_stacked(model, config, source)
+    if format == "compressed-tensors":
+        check_compressed(model, config, program)
+
+
+def check_stacked(model: nn.Module, config: QConfig, source: Path) -> None:
+    """Experts that transformers stacks in float, or has no place for."""
     found = (name for name, one in model.named_modules() if is_fused(one) or isinstance(one, UnfusedExperts))
     path = next(found, None)
     if path is None:

@@ -1,0 +1,73 @@
+"""What an export refuses is refused before any work: by the model without values and the configuration alone."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.consumers import tiny
+from tests.torch_flow.test_foreign import MIXES
+
+from quark.errors import QuarkError
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.export.compressed_tensors import check_before, export_compressed_tensors
+from quark.torch.export.write_as import check_experts, config_for
+from quark.torch.quantization import QConfig
+
+KINDS = ("mixtral", "gptj")
+MORE = ("llama", "qwen3_moe", "granitemoe", "gpt_neox", "t5", "jamba", "gpt2", "glm4_moe")
+FORMAT, PROGRAMS = "compressed-tensors", (None, "vllm")
+SCHEMES = ("int4_wo_32", "uint4_wo_32", "fp8", "fp8_block", "int8", "nvfp4", "mxfp8", "mxfp4", "mx6", "int4_fp8")
+
+
+def outcome(act: Any) -> str:
+    """The sentence of a refusal; nothing: none."""
+    try:
+        act()
+    except QuarkError as error:
+        return str(error)
+    return ""
+
+
+def before_and_after(model: Any, config: QConfig, program: str | None, folder: Path) -> tuple[str, str]:
+    """What is said before quantizing, and by the export."""
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    first = outcome(lambda: check_before(model, config, program))
+    now = model.state_dict()
+    assert now.keys() == values.keys() and all(torch.equal(now[name], value) for name, value in values.items())
+    ours = ModelQuantizer(config).quantize_model(copy.deepcopy(model), [tiny.inputs_of(model)])
+    return first, outcome(lambda: export_compressed_tensors(ours, folder, program=program, verify=False))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE)])
+def test_the_same_is_said_before_and_after(kind: str, tmp_path: Path) -> None:
+    """Every scheme and a cache, for transformers and for vLLM."""
+    model, refused = tiny.made(kind, dict(tiny.model_types())[kind], {}), 0
+    for scheme in SCHEMES:
+        for program in PROGRAMS:
+            template = LLMTemplate.for_model(model)
+            cache = {"kv_cache_scheme": "fp8"} if scheme == "int8" and template.kv_layers_name else {}
+            config = config_for(template.get_config(scheme, **cache), FORMAT, program, model.dtype)
+            if outcome(lambda config=config: ModelQuantizer(config).check(model)):
+                continue  # refused by the flow itself
+            first, last = before_and_after(model, config, program, tmp_path / f"{scheme} {program}")
+            assert first == last, (scheme, program)
+            refused += bool(last)
+    assert refused
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("mix", MIXES)
+def test_experts_of_several_schemes_are_refused_before_work(mix: str, kind: str, tmp_path: Path) -> None:
+    """As the command line asks, with the float model."""
+    model, (floats, layers) = tiny.made(kind, dict(tiny.model_types())[kind], {}), MIXES[mix]
+    config = LLMTemplate.for_model(model).get_config("int4_wo_32", layer_config=layers)
+    config = replace(config, exclude=[*config.exclude, *floats])
+    model.save_pretrained(tmp_path)
+    asked = {program: outcome(partial(check_experts, model, config, FORMAT, program, tmp_path)) for program in PROGRAMS}
+    assert "it stacks experts by one scheme, and 'model.layers" in asked[None] and not asked["vllm"]
