@@ -83,16 +83,20 @@ def test_a_card_names_who_reads_and_who_was_tried_in_vain(tmp_path: Path, monkey
     assert "its documents" not in told and f"Not for {titles[untried]}" not in told
 
 
-@pytest.mark.parametrize(("output", "config", "named"), list(itertools.product(BOTH, BOTH, BOTH)))
-def test_what_goes_to_a_cache(output: bool, config: bool, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("output", "config", "named", "behind"), list(itertools.product(BOTH, BOTH, BOTH, BOTH)))
+def test_outputs_that_go_to_a_cache_before_rope(
+    output: bool, config: bool, named: bool, behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quantizer = quantizer_for(FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec(), drawn(4, 8))
     layer = SimpleNamespace(output_quantizer=quantizer if output else None)
     monkeypatch.setattr(compressed_caches, "quantized_layers", lambda model: [("a.k_proj", layer)])
+    monkeypatch.setattr(compressed_caches, "cache_quantizers", lambda model: [])
     monkeypatch.setattr(compressed_caches, "is_cached", lambda name, config: named)
-    monkeypatch.setattr(compressed_caches, "check", lambda *given: None)
-    given: Any = SimpleNamespace(kv_cache_quant_config={"*k_proj": 1} if config else {}, kv_cache_per_head=False)
-    found = compressed_caches.cached(nn.Module(), given)
-    assert list(found) == (["a.k_proj"] if output and config and named else [])
+    given: Any = SimpleNamespace(
+        kv_cache_quant_config={"*k_proj": 1} if config else {}, kv_cache_per_head=False, kv_cache_post_rope=behind
+    )
+    found = compressed_caches.caches_of(nn.Module(), given)
+    assert list(found) == (["a.k_scale"] if output and config and named and not behind else [])
 
 
 @pytest.mark.parametrize("reached", list(itertools.product(BOTH, BOTH)))
