@@ -61,11 +61,12 @@ def key_of(name: str, scheme: str, form: str) -> str:
 
 
 def filled(cell: Any, tiny: Any, name: str, cls: str, keys: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """The cells of one architecture; nothing of one that has no small model that answers."""
+    """The cells of one architecture; nothing of one that has no small model that answers, which is told."""
     try:
         model = tiny.tiny_model(name, cls, checked=True)
         inputs = tiny.inputs_of(model)
-    except Exception:
+    except Exception as error:
+        print(f"{name}: no cells: {type(error).__name__}: {error}", file=sys.stderr)
         return {}
     return {key_of(name, *key): kept(cell.check(model, *key, inputs, tiny.answer)) for key in keys}
 
