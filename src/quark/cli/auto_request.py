@@ -21,9 +21,9 @@ from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output
 from quark.measure.score import Score
-from quark.report import ModelView, Report, Scatter, Table
+from quark.report import ModelView, Report, Scatter, Table, file_size
 from quark.report.verdict import Line, Verdict
-from quark.search.auto import AutoTrial, Outcome
+from quark.search.auto import LATE, AutoTrial, Outcome
 from quark.search.function import load_function, score_of
 
 ACCEPTABLE = 0.2
@@ -104,6 +104,32 @@ def result_line(found: Outcome[Any], why: str, miss: str) -> Line:
     if found.solved and not found.confirmed:
         return Line("result", "not confirmed", f"{why}: {OTHER_SAMPLES}", bad=True)
     return Line("result", "solved" if found.solved else "not solved", why if found.solved else miss, not found.solved)
+
+
+def again(request: Auto, found: Outcome[Any], lost: float | None, allowed: float) -> str | None:
+    """The same command with more time, where that was short, or with a tolerance that the nearest miss meets.
+
+    Args:
+        request, found: what was asked, and what came of it.
+        lost: the part that the nearest miss loses; None: not known.
+        allowed: the part that may be lost.
+    """
+    if any(why == LATE for _, why in found.untried):
+        return longer(request)
+    return looser(request, lost) if lost is not None and allowed < lost < ACCEPTABLE else None
+
+
+def trial_table(
+    found: Outcome[Any], columns: Sequence[str], cells: Callable[[Any], Sequence[str]], note: str = ""
+) -> Table:
+    """Every trial; ``cells``: its figures under ``columns``."""
+    rows = []
+    for one in found.trials:
+        name = f"* {one.name}" if one.name == found.winner.name else one.name
+        size = file_size(one.bytes) if one.bytes else "–"
+        rows.append((name, *cells(one), size, "yes" if one.passes else "no", "; ".join(one.causes)))
+    told = "* the winner" if any(row[0].startswith("* ") for row in rows) else ""
+    return Table("Trials", ("configuration", *columns, "size", "within", "mends"), tuple(rows), told + note)
 
 
 def why_not(trial: AutoTrial, dearer: str) -> str:

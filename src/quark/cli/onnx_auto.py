@@ -12,11 +12,9 @@ from typing import Any
 import yaml
 
 from quark.cli.auto_request import (
-    ACCEPTABLE,
+    again,
     command,
     facts_of,
-    longer,
-    looser,
     outputs_of,
     own_metric,
     page_of,
@@ -24,6 +22,7 @@ from quark.cli.auto_request import (
     recipe_text,
     result_line,
     tell,
+    trial_table,
     why_not,
     why_table,
 )
@@ -47,9 +46,9 @@ from quark.onnx.labels import digest_of as labels_digest
 from quark.onnx.recipes import LIBRARIES
 from quark.onnx.trial_files import write_model
 from quark.onnx.trials import OnnxGoal, OnnxOutcome, OnnxTrial
-from quark.report import ChartPoint, Scatter, Table, file_size
+from quark.report import ChartPoint, Scatter, Table
 from quark.report.verdict import LEVELS, Line, Verdict, accuracy_line, size_line, speed_line
-from quark.search.auto import DROP, LATE
+from quark.search.auto import DROP
 from quark.search.function import digest_of
 from quark.search.parts import Split, parts_of, split
 
@@ -75,10 +74,10 @@ def run(request: Auto) -> None:
         write_text(_recipe(found, request), paths["recipe"])
         verdict = _verdict(request, found)
         if request.report is not None:
-            tables = trial_table(found), why_table(found, partial(_why_not, request), _why(found))
+            tables = _trials(found), why_table(found, partial(_why_not, request), _why(found))
             write_page(page_of(request, found, verdict, tables, _plots(request, found)), paths["report"])
     tell(
-        facts_of(found, verdict, "metric", {}) if request.json else trial_table(found),
+        facts_of(found, verdict, "metric", {}) if request.json else _trials(found),
         verdict,
         (request.output, outputs["recipe"].path),
         found.solved,
@@ -138,25 +137,14 @@ def _recipe(found: OnnxOutcome, request: Auto) -> str:
     return recipe_text(request, values, ["quark", "onnx", "quantize", request.model.name, "-o", "q.onnx"])
 
 
-def trial_table(found: OnnxOutcome) -> Table:
+def _trials(found: OnnxOutcome) -> Table:
     """Every trial with its figures."""
-    rows = tuple(_row(trial, trial.name == found.winner.name) for trial in found.trials)
-    columns = ("configuration", "accuracy on the choosing samples", "metric", "size", "within", "mends")
-    return Table("Trials", columns, rows, "* the winner" if any(row[0].startswith("* ") for row in rows) else "")
 
+    def cells(trial: OnnxTrial) -> tuple[str, str]:
+        said = trial.error or (trial.judged.reason if trial.judged is not None else "–")
+        return said, "–" if trial.value is None else f"{trial.value:.4g}"
 
-def _row(trial: OnnxTrial, won: bool) -> tuple[str, ...]:
-    said = trial.error or (trial.judged.reason if trial.judged is not None else "–")
-    value = "–" if trial.value is None else f"{trial.value:.4g}"
-    size = file_size(trial.bytes) if trial.bytes else "–"
-    return (
-        f"* {trial.name}" if won else trial.name,
-        said,
-        value,
-        size,
-        "yes" if trial.passes else "no",
-        "; ".join(trial.causes),
-    )
+    return trial_table(found, ("accuracy on the choosing samples", "metric"), cells)
 
 
 def _why_not(request: Auto, trial: OnnxTrial) -> str:
@@ -232,11 +220,8 @@ def _next(request: Auto, found: OnnxOutcome) -> tuple[str, ...]:
         return (shlex.join(["quark", "onnx", "compare", model, str(request.output), *samples, *operators]),)
     if found.winner.choice is None:
         return (command(replace(request, purpose="size")),) if request.goal != "size" else ("use the float model",)
-    if any(why == LATE for _, why in found.untried):
-        return (longer(request),)
-    lost = _lost(found)
-    if lost is not None and (parse_drop(request.drop) or DROP) < lost < ACCEPTABLE:
-        return (looser(request, lost),)
+    if told := again(request, found, _lost(found), parse_drop(request.drop) or DROP):
+        return (told,)
     words = ["quark", "onnx", "search", model, *samples, "--target", "sqnr>=20", "-o", "plan.yaml"]
     words += [] if own is None else ["--set", f"{LIBRARIES}={own}"]
     return (f"find the layers that need more bits: {shlex.join(words)}",)

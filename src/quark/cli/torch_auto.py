@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.cli.auto_request import (
-    ACCEPTABLE,
+    again,
     facts_of,
-    longer,
-    looser,
     outputs_of,
     own_metric,
     page_of,
@@ -23,6 +21,7 @@ from quark.cli.auto_request import (
     recipe_text,
     result_line,
     tell,
+    trial_table,
     why_not,
     why_table,
 )
@@ -33,7 +32,7 @@ from quark.cli.torch_refusals import check_data, check_output
 from quark.cli.torch_verdict import MEASURES, cache_lines
 from quark.errors import ConfigError
 from quark.files.outputs import drafts
-from quark.report import ChartPoint, Report, Scatter, Table, file_size
+from quark.report import ChartPoint, Report, Scatter, Table
 from quark.report.verdict import Line, Verdict, size_line
 from quark.search.auto import LATE
 from quark.search.function import digest_of
@@ -69,7 +68,7 @@ def run(request: Auto) -> None:
                 write_text(_recipe(found, request), paths["recipe"])
                 if request.report is not None:
                     write_page(_page(request, found, verdict), paths["report"])
-    told = _facts(found, verdict) if request.json else trial_table(found)
+    told = _facts(found, verdict) if request.json else _trials(found)
     tell(told, verdict, (output, outputs["recipe"].path), found.solved)
 
 
@@ -161,19 +160,15 @@ def _recipe(found: TorchOutcome, request: Auto) -> str:
     return recipe_text(request, values, [*words, "--format", found.format])
 
 
-def trial_table(found: TorchOutcome) -> Table:
+def _trials(found: TorchOutcome) -> Table:
     """Every trial with its figures."""
-    rows = tuple(_row(one, one is found.winner) for one in found.trials)
+
+    def cells(trial: TorchTrial) -> tuple[str]:
+        give = "" if math.isnan(trial.chance) else f" ± {trial.chance:.2g}"
+        return (trial.error or f"{trial.value:.6g}{give}",)
+
     late = [name for name, why in found.untried if why == LATE]
-    note = "* the winner" + (f". No time for: {', '.join(late)}" if late else "")
-    return Table("Trials", ("configuration", found.target.metric, "size", "within", "mends"), rows, note)
-
-
-def _row(trial: TorchTrial, won: bool) -> tuple[str, ...]:
-    give = "" if math.isnan(trial.chance) else f" ± {trial.chance:.2g}"
-    said = trial.error or f"{trial.value:.6g}{give}"
-    name = f"* {trial.name}" if won else trial.name
-    return name, said, file_size(trial.bytes), "yes" if trial.passes else "no", "; ".join(trial.causes)
+    return trial_table(found, (found.target.metric,), cells, f". No time for: {', '.join(late)}" if late else "")
 
 
 def _verdict(request: Auto, found: TorchOutcome, facts: Facts) -> Verdict:
@@ -210,11 +205,10 @@ def _next(request: Auto, found: TorchOutcome) -> str:
     if found.solved and found.confirmed:
         measured = [*data, "--seq-len", str(request.seq_len)] if target.metric == "perplexity" else ["--metric", TASK]
         return shlex.join(["quark", "torch", "evaluate", str(request.output), *measured])
-    if any(why == LATE for _, why in found.untried):
-        return longer(request)
     lost = abs(found.winner.value - found.float_value) / abs(found.float_value) if found.float_value else math.nan
-    if not found.solved and target.metric in ("perplexity", "metric") and 0 < lost < ACCEPTABLE:
-        return looser(request, lost)
+    known = not found.solved and target.metric in ("perplexity", "metric")
+    if told := again(request, found, lost if known else None, 0.0):
+        return told
     asked = f"{target.metric}{'>=' if target.least else '<='}{target.value:.6g}"
     words = ["quark", "torch", "search", str(request.model), *data, "--target", asked, "-o", "plan.yaml"]
     words += ["--for", found_program(request), "-c", found.winner.values["scheme"], "-c", FLOAT]
@@ -231,5 +225,5 @@ def _page(request: Auto, found: TorchOutcome, verdict: Verdict) -> Report:
     points = tuple(ChartPoint(one.name, one.bytes / 1e6, one.value, one is found.winner) for one in tried)
     points = (*points, ChartPoint("float", found.float_bytes / 1e6, found.float_value))
     plot = Scatter("Size and accuracy", "MB", found.target.metric, points, found.target.least)
-    tables = trial_table(found), why_table(found, partial(why_not, dearer="larger, or as large and less accurate"))
+    tables = _trials(found), why_table(found, partial(why_not, dearer="larger, or as large and less accurate"))
     return page_of(request, found, verdict, tables, [plot])
