@@ -19,6 +19,15 @@ from quark.numerics.granularity import Group
 from quark.numerics.scales import of_format
 
 
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_values_that_are_coded_without_a_zero_point_have_that_of_0(name: str) -> None:
+    row = ELEMENTS[name]
+    codes = np.arange(8, dtype=row.code_dtype)
+    values = row.decode(codes)
+    assert np.array_equal(values, row.decode(codes, 0)) and np.array_equal(row.encode(values), row.encode(values, 0))
+    assert np.array_equal(row.encode(values), codes)
+
+
 @pytest.mark.parametrize("name", [name for name, row in ELEMENTS.items() if isinstance(row, Float)])
 def test_nothing_but_nan_stays_nan(name: str) -> None:
     """Also those whose bits are all ones, which rounding in the bits would carry into the sign."""

@@ -26,6 +26,7 @@ from quark.torch.export import (
     compressed_caches,
     compressed_tensors,
     decoded,
+    described,
     formats,
     gguf_tensors,
     gguf_wordpiece,
@@ -44,6 +45,7 @@ from quark.torch.export import (
     verify,
     write_as,
 )
+from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.quantization.config.config import (
     FP4PerGroupSpec,
     FP8E4M3PerTensorSpec,
@@ -460,3 +462,17 @@ def test_codes_that_go_into_a_file_are_told_from_numbers_that_are_rounded_for_it
         ((_, layer),) = quantized_layers(model)
         entry = gguf_tensors.coded_entry("0.weight", "w", layer, lambda array: array, lambda: np.zeros((8, 64)))
         assert entry is not None and entry.coded
+
+
+@pytest.mark.parametrize("told", [[], ["*k_proj"]])
+@pytest.mark.parametrize("given", [[], ["*v_proj"]])
+def test_patterns_of_caches_are_those_of_the_configuration_or_those_that_are_given(
+    told: list[str], given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("outside_layers", "cached_layers"):
+        monkeypatch.setattr(described, name, lambda *own: {})
+    monkeypatch.setattr(described, "excluded", lambda *own: [])
+    monkeypatch.setattr(described, "cache_group", lambda config: told)
+    config, export = QConfig(QLayerConfig(weight=Spec(Dtype.bfloat16))), JsonExporterConfig(kv_cache_group=given)
+    found = described.described(config, export, nn.Linear(1, 1), SimpleNamespace(), ())  # type: ignore[arg-type]
+    assert found["export"]["kv_cache_group"] == (told or given)
