@@ -12,11 +12,12 @@ import pytest
 import torch
 from tests.consumers import tiny
 from tests.torch_flow.test_foreign import MIXES
+from torch import nn
 
 from quark.errors import QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.compressed_tensors import check_before, export_compressed_tensors
-from quark.torch.export.write_as import check_experts, config_for
+from quark.torch.export.write_as import check_experts, config_for, export_as
 from quark.torch.quantization import QConfig
 
 KINDS = ("mixtral", "gptj")
@@ -59,6 +60,38 @@ def test_the_same_is_said_before_and_after(kind: str, tmp_path: Path) -> None:
             assert first == last, (scheme, program)
             refused += bool(last)
     assert refused
+
+
+class Adapter(nn.Module):
+    """As peft wraps a layer: the layer inside, and a product of two narrow ones beside it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = layer
+        self.lora_A, self.lora_B = nn.Linear(layer.in_features, 4), nn.Linear(4, layer.out_features)
+
+    def merge(self) -> None:
+        """Put the product into the layer."""
+        with torch.no_grad():
+            self.base_layer.weight += self.lora_B.weight @ self.lora_A.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Both."""
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+@pytest.mark.parametrize("format", ["quark", "compressed-tensors", "fp8", "awq", "gptq", "modelopt", "gguf"])
+def test_adapters_that_are_not_merged_are_refused(format: str, tmp_path: Path) -> None:
+    """Files had layers that nobody has a place for; in memory such a model is quantized with its adapters."""
+    model = tiny.made("llama", dict(tiny.model_types())["llama"], {})
+    attention = model.model.layers[1].self_attn
+    attention.q_proj = Adapter(attention.q_proj)
+    scheme = "fp8" if format in ("fp8", "modelopt") else "int4_wo_32"
+    config = LLMTemplate.for_model(model).get_config(scheme, exclude_layers=["lm_head", "*lora*"])
+    ours = ModelQuantizer(config).quantize_model(model, [tiny.inputs_of(model)])
+    said = outcome(lambda: export_as(ours, tmp_path / "m", format, tmp_path))
+    assert said.startswith("'model.layers.1.self_attn.q_proj' (Adapter) is an adapter around a layer"), said
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])

@@ -36,7 +36,7 @@ from quark.torch.export.described import excluded
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.layout import CODES, BlockLayout, check_blocks, layout_of_quantizer, store
 from quark.torch.export.left_out import left_out_items
-from quark.torch.export.model_files import copy_beside, write_config
+from quark.torch.export.model_files import check_merged, copy_beside, write_config
 from quark.torch.export.original import FileNames, names_of, outside_items
 from quark.torch.export.reader_scales import in_type_of_model, moved, warn_of_casts, warn_of_rope
 from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
@@ -115,6 +115,7 @@ def words_of(model: nn.Module, config: QConfig, program: str | None) -> Words:
     Raises:
         ConfigError: as ``export_compressed_tensors``.
     """
+    check_merged(model)
     caches = caches_of(model, config)
     apart = {name: own_slots(name, config) for name, _ in quantized_layers(model)}
     schemes = {

@@ -34,6 +34,7 @@ from quark.torch.export.gguf_architectures import (
 from quark.torch.export.gguf_table import Architecture
 from quark.torch.export.gguf_tensors import FLOATS, TYPES, FileLoss, GGUFTarget, GGUFTensor, entries_of
 from quark.torch.export.gguf_vocabulary import add_vocabulary
+from quark.torch.export.model_files import check_merged
 from quark.torch.export.original import names_of as outside_names
 from quark.torch.export.state import own_tensors
 from quark.torch.quantized_layer import quantized_layers
@@ -86,6 +87,7 @@ def export_gguf(
     ):
         check_name(name, value, allowed)
     refuse_to_export(model)
+    check_merged(model)
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", None) != model_type:
         raise ModelError(f"the model is {getattr(config, 'model_type', None)!r}, not {model_type!r}")

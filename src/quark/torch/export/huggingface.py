@@ -19,7 +19,7 @@ from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_
 from quark.torch.export.described import described, excluded
 from quark.torch.export.layout import Layout, PairLayout, layout_of_quantizer
 from quark.torch.export.left_out import left_out_items
-from quark.torch.export.model_files import copy_beside, is_diffusers, stem_of, write_config
+from quark.torch.export.model_files import check_merged, copy_beside, is_diffusers, stem_of, write_config
 from quark.torch.export.original import names_of, outside_items
 from quark.torch.export.reader_scales import warn_of_casts, warn_of_rope, worst_cast
 from quark.torch.export.shards import SHARD_SIZE, write_shards
@@ -68,6 +68,7 @@ def export_safetensors(
     weight_format = weight_format or ("fake_quantized" if is_diffusers(model) else "real_quantized")
     check_names(custom_mode, weight_format, pack_method)
     config = config_of(model)
+    check_merged(model)
     if custom_mode != "quark":
         refuse_to_export(model)
     export = JsonExporterConfig(weight_format, pack_method, list(config.kv_cache_group), config.min_kv_scale)

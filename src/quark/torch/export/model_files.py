@@ -59,6 +59,20 @@ def stem_of(model: nn.Module) -> str:
     return DIFFUSERS_STEM if is_diffusers(model) else "model"
 
 
+def check_merged(model: nn.Module) -> None:
+    """Adapters of peft are merged: files beside quantized weights have no place for layers that lie around others.
+
+    Raises:
+        ModelError: the first module that still holds one.
+    """
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "base_layer", None), nn.Module) and hasattr(module, "merge"):
+            raise ModelError(
+                f"{name!r} ({type(module).__name__}) is an adapter around a layer, which no file of quantized weights "
+                f"holds; merge it with peft (merge_and_unload), and quantize the model that it returns"
+            )
+
+
 def write_config(model: nn.Module, folder: Path, quantization_config: Mapping[str, Any]) -> None:
     """``config.json`` with ``quantization_config``, and the generation settings; the model keeps its own."""
     config = config_of(model)
