@@ -104,3 +104,16 @@ def test_experts_of_several_schemes_are_refused_before_work(mix: str, kind: str,
     model.save_pretrained(tmp_path)
     asked = {program: outcome(partial(check_experts, model, config, FORMAT, program, tmp_path)) for program in PROGRAMS}
     assert "it stacks experts by one scheme, and 'model.layers" in asked[None] and not asked["vllm"]
+
+
+@pytest.mark.parametrize(("kind", "fused"), [("llama", False), ("phi3", True), ("gpt_neox", True)])
+def test_caches_that_transformers_does_not_load_in_the_quark_format(kind: str, fused: bool, tmp_path: Path) -> None:
+    """Written until now, and refused by transformers when it loads them."""
+    model = tiny.made(kind, dict(tiny.model_types())[kind], {})
+    config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel", kv_cache_scheme="fp8")
+    config = config_for(config, "quark", "transformers", model.dtype)
+    said = outcome(lambda: check_experts(model, config, "quark", "transformers", tmp_path))
+    assert said.startswith("transformers does not load caches") is fused
+    ours = ModelQuantizer(config).quantize_model(model, [tiny.inputs_of(model)])
+    export_as(ours, tmp_path / "m", "quark", tmp_path, program="transformers")
+    assert bool(outcome(lambda: type(model).from_pretrained(tmp_path / "m"))) is fused

@@ -32,6 +32,7 @@ from quark.torch.export.model_files import copy_beside
 from quark.torch.export.onnx_model import FILE, export_onnx
 from quark.torch.export.reader_scales import with_scales_in
 from quark.torch.export.shards import SHARD_SIZE
+from quark.torch.export.skeleton import is_inside_attention
 from quark.torch.export.stacked_blocks import MODE, check_stacks
 from quark.torch.export.vllm_reads import check_for_vllm
 from quark.torch.matching import match
@@ -131,6 +132,12 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
         check_stacks(model, config)
     if program == "vllm":
         check_for_vllm(model, config, format)
+    if (format, program) == ("quark", "transformers") and is_inside_attention(config):
+        raise ConfigError(
+            "transformers does not load caches that are quantized behind RoPE (as those are whose keys and values one "
+            "layer makes), nor attention probabilities, in the quark format; leave out --kv-cache, or try --format "
+            "compressed-tensors"
+        )
     if format == "compressed-tensors" and program != "vllm":
         check_stacked(model, config, source)
     if format == "compressed-tensors":
