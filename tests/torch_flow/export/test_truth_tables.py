@@ -146,7 +146,7 @@ def test_only_packed_weights_have_no_place_for_zero_points(
 ) -> None:
     for other in ("blocks", "experts", "ties", "conversions", "values", "inputs"):
         monkeypatch.setattr(transformers_reads, other, lambda *given: None)
-    scheme = SimpleNamespace(weights=SimpleNamespace(symmetric=symmetric))
+    scheme = SimpleNamespace(weights=SimpleNamespace(symmetric=symmetric), input_activations=None)
     given: Any = ({"fc": scheme}, {"fc": SimpleNamespace(value=format)})
     why = transformers_reads.why_not(nn.Module(), *given, SimpleNamespace(), {})  # type: ignore[arg-type]
     assert (why is not None) is (format == "pack-quantized" and not symmetric)
