@@ -97,6 +97,7 @@ def test_the_scale_of_keys_covers_them_behind_rope(kind: str, format: str, progr
 @pytest.mark.parametrize(("kind", "why"), [
     ("gptj", r"has no place for 'transformer\.h\.0\.attn\.k_scale', and leaves that cache float"),
     ("gpt_neox", r"has no place for 'gpt_neox\.layers\.0\.attention\.k_scale', and leaves that cache float"),
+    ("mimo_v2_flash", r"puts a scale in the place of the model's own 'model\.layers\.0\.self_attn\.v_scale'"),
     ("opt", r"cannot count the heads \(Cannot determine num_key_value_heads"),
 ])  # fmt: skip
 def test_caches_that_transformers_has_no_place_for_are_refused(kind: str, why: str, tmp_path: Path) -> None:
