@@ -180,7 +180,8 @@ def test_files_with_samples_are_those_of_memory(folder: Path, tmp_path: Path, ca
     one, other = (import_model_from_safetensors(None, tmp_path / name) for name in ("memory", "files"))
     state = other.state_dict()
     for name in ("memory", "files"):
-        assert sum(key.endswith(("attn.k_scale", "attn.v_scale")) for key in read_checkpoint(tmp_path / name).names) == 4
+        stored = read_checkpoint(tmp_path / name).names
+        assert sum(key.endswith(("attn.k_scale", "attn.v_scale")) for key in stored) == 4
     for name, value in one.state_dict().items():
         torch.testing.assert_close(state[name].float(), value.float(), rtol=1e-5, atol=0)
 
