@@ -66,13 +66,13 @@ def substitutions(model: ir.Model, plan: Plan, job: Job, reader: Any) -> list[st
 
 
 def worst(model: ir.Model, changed: ir.Model, samples: Iterable[Feed], job: Job) -> tuple[str, float]:
-    """The output that differs most, and its SQNR."""
+    """The output that differs most, and its SQNR; outputs whose size depends on values, and differs, say nothing."""
     names = [str(value.name) for value in model.graph.outputs]
     first, second = (Runner(one, names, (), Runtime.of(job.options)) for one in (model, changed))
     found = {name: Distance() for name in names}
     for feed in samples:
         values, others = first.run(feed).values, second.run(feed).values
         for name, distance in found.items():
-            if values[name].dtype.kind == "f":
+            if values[name].dtype.kind == "f" and values[name].shape == others[name].shape:
                 distance.update(values[name], others[name])
     return min(((name, one.sqnr) for name, one in found.items()), key=lambda pair: pair[1])
