@@ -51,6 +51,19 @@ def test_a_function_that_is_clearly_another_is_told() -> None:
     assert [node.op_type for node in model.graph] == ["Sigmoid", "Relu"]
 
 
+def test_an_output_whose_size_depends_on_values_says_nothing() -> None:
+    """What a detector finds: HardSigmoid crosses a bound elsewhere, and there are more or fewer."""
+    graph = """g (float[1, 64] x) => (float[K] y, float[1, 64] z) {
+        z = Sigmoid (x) high = Greater (z, bound) where = NonZero (high) rows = Transpose <perm = [1, 0]> (where)
+        y = GatherND (z, rows)
+    }"""
+    model, feeds = load(models.model(graph, {"bound": np.float32(0.8)}, 17)), samples(3)
+    counts = [(np.sum(1 / (1 + np.exp(-feed["x"])) > 0.8), np.sum(hard(feed["x"]) > 0.8)) for feed in feeds]
+    assert all(one != other for one, other in counts)
+    (told,) = substitution.substitutions(model, planned(model), job(), feeds)
+    assert "leaves 'z' at" in told
+
+
 @pytest.mark.parametrize(
     ("options", "quantized", "reader"),
     [

@@ -1,9 +1,9 @@
 """``auto``, the part that both flows share: trials one after the other, each kept, and which of them wins.
 
-    steps    → a flow attempts what could help, in its order; nothing begins that would end too late
-    attempt  → made and judged, or what the ledger has of it; told in a line
-    winner   → the cheapest within the tolerance, of equals the most accurate; where there is none, the nearest miss
-    proof    → the flow judges the winner on samples that decided nothing
+steps    → a flow attempts what could help, in its order; nothing begins that would end too late
+attempt  → made and judged, or what the ledger has of it; told in a line
+winner   → the cheapest within the tolerance, of equals the most accurate; where there is none, the nearest miss
+proof    → the flow judges the winner on samples that decided nothing
 """
 
 from __future__ import annotations

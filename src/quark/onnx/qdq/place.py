@@ -26,6 +26,7 @@ from quark.onnx.qdq import (
     biases,
     block_axes,
     dual_pairs,
+    empty,
     fuse,
     isolated,
     masks,
@@ -59,6 +60,7 @@ class Placement:
     decisions: Mapping[str, Decision]
     plan: Plan = field(default_factory=Plan)
     no_data: NoData = field(default_factory=NoData)
+    empty: set[ir.Node] = field(default_factory=set)
     dividing: set[ir.Node] = field(default_factory=set)
     decoding: set[ir.Node] = field(default_factory=set)
     masking: set[ir.Node] = field(default_factory=set)
@@ -114,6 +116,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     placement = Placement(model, job, decisions, no_data=NoData.of(model), dividing=makes_divisors(model))
     placement.masking, placement.masked = masks.masked_tensors(model)
     placement.masked |= placement.no_data.tensors
+    placement.empty = empty.may_be_empty(model)
     spared = job.options.FloatDecoding
     placement.decoding = decoding_nodes(model) if spared or (spared is None and _suits_cpu(job, None)) else set()
     chosen = {node: _consider(node, placement) for node in nodes}
@@ -232,6 +235,8 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
         return f"{node.op_type} is not among the operator types to quantize"
     if node in placement.no_data.nodes:
         return placement.no_data.nodes[node]
+    if node in placement.empty:
+        return empty.REASON
     if node in placement.decoding:
         return DECODES
     if node in placement.dividing or DIVISORS.get(node.op_type) == 0:  # a Log itself: what it reads is float
