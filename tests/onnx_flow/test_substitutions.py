@@ -59,7 +59,7 @@ def test_an_output_whose_size_depends_on_values_says_nothing() -> None:
     }"""
     model, feeds = load(models.model(graph, {"bound": np.float32(0.8)}, 17)), samples(3)
     counts = [(np.sum(1 / (1 + np.exp(-feed["x"])) > 0.8), np.sum(hard(feed["x"]) > 0.8)) for feed in feeds]
-    assert all(one != other for one, other in counts)
+    assert any(one != other for one, other in counts)
     (told,) = substitution.substitutions(model, planned(model), job(), feeds)
     assert "leaves 'z' at" in told
 
