@@ -63,6 +63,7 @@ def overrides(draw: random.Random) -> dict[str, list[dict[str, Any]]]:
         entry: dict[str, Any] = {"quant_type": draw.choice(INTEGERS)} if draw.random() < 0.6 else {}
         if name.startswith("w") and draw.random() < 0.5:
             entry["axis"] = draw.choice((0, 1))
+            entry.setdefault("quant_type", draw.choice(INTEGERS))  # other types have no scale per channel: refused
         if name in ACTIVATIONS and draw.random() < 0.3:
             entry |= {"rmin": -4.0, "rmax": 5.0}
         if entry:

@@ -111,6 +111,16 @@ def test_no_worse_than_rounding_and_the_same_from_a_file(name: str, algorithm: s
         assert torch.equal(again(**samples(name)[0])[0], model(**samples(name)[0])[0])
 
 
+@pytest.mark.parametrize("algorithm", ["rotation", "svdquant"])
+def test_what_stands_beside_layers_comes_back_where_files_name_them_otherwise(algorithm: str, tmp_path: Path) -> None:
+    """transformers calls the blocks of a ViT otherwise in memory than its files do."""
+    model = quantize("images", INT4, [ALGORITHMS[algorithm]])
+    export_safetensors(model, tmp_path)
+    again = import_model_from_safetensors(build("images"), tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(**samples("images")[0])[0], model(**samples("images")[0])[0])
+
+
 @pytest.mark.parametrize("algorithm", [SmoothQuantConfig(alpha=1.0), RotationConfig(only_if_better=False)], ids=str)
 def test_experts_that_no_token_reached_are_changed_with_the_others(algorithm: Any, monkeypatch: Any) -> None:
     """One token reaches two experts of four; other inputs reach them all, and must get the float model's answers."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from quark.config.options import Options
+from quark.errors import OutputError
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import session_options
@@ -78,7 +79,14 @@ def kernel_seconds(path: Path, feed: Feed, options: Options, threads: int | None
     session = open_session(files.load(path), session_values, options.ExecutionProviders)
     for _ in range(WARM + RUNS):
         session.run(None, feed)
-    events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    profile = Path(session.end_profiling())
+    try:
+        events = json.loads(profile.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:  # a full disk, or a limit of a file's size: ONNX Runtime says nothing
+        raise OutputError(
+            f"{str(profile)!r}, to which ONNX Runtime writes the seconds of every kernel, ends after "
+            f"{profile.stat().st_size} bytes: give more room to the folder of temporary files (TmpDir)"
+        ) from error
     times: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith(KERNEL):

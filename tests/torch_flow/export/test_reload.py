@@ -249,7 +249,8 @@ def test_what_no_sample_reached_stays_float(tmp_path: Path) -> None:
 def test_custom_modes_come_back(mode: str, tmp_path: Path) -> None:
     cache = CACHE if mode == "fp8" else {}
     name = "fp8" if mode == "fp8" else "int4"
-    model = quantized(llama(), QConfig(LLM[name], exclude=["lm_head"], kv_cache_quant_config=cache))
+    config = QConfig(LLM[name], exclude=["lm_head"], kv_cache_quant_config=cache, kv_cache_post_rope=bool(cache))
+    model = quantized(llama(), config)  # caches where the readers of this format quantize
     export_safetensors(model, tmp_path / "m", custom_mode=mode)
     described = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]
     assert described["quant_method"] == mode

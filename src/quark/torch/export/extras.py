@@ -10,7 +10,7 @@ rotations from their values (``settle``). A rotation that one of our constructio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from quark.algorithms.hadamard import Rotation, rotation
 from quark.errors import ModelError, QuarkError
 from quark.torch.corrected import ErrorCorrected
 from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.export.original import names_of
 from quark.torch.export.shards import Item
 from quark.torch.rotated import Dense, attach_rotation, matrix_of, online_rotations
 
@@ -65,28 +66,29 @@ def prepare(model: nn.Module, checkpoint: Checkpoint) -> None:
     Raises:
         ModelError: extras of a layer that the model does not have.
     """
+    inside = {outside: name for name, outside in names_of(model).layers.items()}
     for name in checkpoint.names:
         if name.endswith(BRANCH):
-            wrap(model, checkpoint, name.removesuffix(BRANCH))
+            wrap(model, checkpoint, name.removesuffix(BRANCH), inside)
     for name in checkpoint.names:
         if name.endswith(ROTATION):
-            layer = layer_called(model, name.removesuffix(ROTATION), checkpoint)
+            layer = layer_called(model, name.removesuffix(ROTATION), checkpoint, inside)
             layer.register_buffer(ROTATION[1:], torch.empty_like(checkpoint.read(name)))
 
 
-def layer_called(model: nn.Module, name: str, checkpoint: Checkpoint) -> nn.Module:
-    """A layer by its name in a file."""
+def layer_called(model: nn.Module, name: str, checkpoint: Checkpoint, inside: Mapping[str, str]) -> nn.Module:
+    """A layer by its name in a file; ``inside``: names in memory by those in files."""
     try:
-        return model.get_submodule(name)
+        return model.get_submodule(inside.get(name, name))
     except AttributeError as error:
         raise ModelError(
             f"{str(checkpoint.folder)!r} holds a part of {name!r}, which the model does not have"
         ) from error
 
 
-def wrap(model: nn.Module, checkpoint: Checkpoint, name: str) -> None:
+def wrap(model: nn.Module, checkpoint: Checkpoint, name: str, inside: Mapping[str, str]) -> None:
     """Put a branch beside a layer."""
-    layer = layer_called(model, name, checkpoint)
+    layer = layer_called(model, name, checkpoint, inside)
     down, up, smooth = (checkpoint.read(f"{name}.{part}") for part in
                         ("correction.l1.weight", "correction.l2.weight", "smooth"))  # fmt: skip
     module = ErrorCorrected(layer, down, up, smooth, down.dtype)
