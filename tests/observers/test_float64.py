@@ -142,3 +142,28 @@ def test_samples_with_outliers_at_the_same_places_average_out() -> None:
     values, weights = statistic.points()
     # 12 x 1500 values, one in 7 looked at: the same ones would leave 7 %, others each time 2 %.
     assert float(weights[values > 15].sum()) == pytest.approx(12 * at.size, rel=0.045)
+
+
+# ---- two scales that are nearly as good ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_power_of_two_scales_are_told_apart(seed: int) -> None:
+    """Long tails, of which one scale clips more and the next rounds more: where their errors meet, a percent decides."""
+    grid, draw = GRIDS["int8 pow2"], np.random.default_rng(seed)
+    x = (draw.standard_t(4 + seed, 30_000) * draw.standard_normal(30_000)).astype(np.float32)
+    spans = [(-127 * 2.0**power, 127 * 2.0**power) for power in range(-6, 3)]
+
+    def errors(times: float) -> list[float]:
+        return [error((x * times).astype(np.float32), span, grid) for span in spans]
+
+    low, high, first = 1.0, 2.0, int(np.argmin(errors(1.0)))
+    for _ in range(10):  # to where the best scale changes
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.argmin(errors(middle)) == first else (low, middle)
+    for times in low * (1 + np.arange(-4, 5) / 2000):
+        scaled, exact = (x * times).astype(np.float32), sorted(errors(times))
+        assert exact[1] < 1.02 * exact[0]
+        statistic = SEARCHES["mse"].observe({})
+        statistic.update(scaled)
+        assert error(scaled, SEARCHES["mse"].find(statistic, grid, {}), grid) <= 1.0005 * exact[0]

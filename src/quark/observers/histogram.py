@@ -305,7 +305,7 @@ class Histogram:
             return float(outer[self.count - rank])
         return float(min(_at_rank(self.magnitude_bins(), rank), max(-self.lo, self.hi)))
 
-    def points(self) -> tuple[np.ndarray, np.ndarray]:
+    def points(self, whole: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """A few thousand values with weights that stand for all values, for searches that try many ranges.
 
         Bins are joined the further they lie below the largest magnitude, until 16 make an octave, so that each stays
@@ -313,28 +313,31 @@ class Histogram:
         its width, not in its middle: middles are multiples of a power of two, on which a power-of-two scale would seem
         to have no rounding error.
 
+        Args:
+            whole: join no bins: up to 74,000 values, for those who must tell near ranges apart.
+
         Returns:
             values float32 [n] within [lo, hi], weights float64 [n].
         """
         if self._few:
             return self._held(), np.ones(self._waits)
         self._settle()
-        return self._points_of(self._counts)
+        return self._points_of(self._counts, whole)
 
-    def _points_of(self, every: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def _points_of(self, every: list[np.ndarray], whole: bool) -> tuple[np.ndarray, np.ndarray]:
         """The points of these counts of positive and of negative values."""
         values, weights = [], []
         for sign, counts in zip((1, -1), every, strict=False):
-            left, right, joined = self._joined(counts)
+            left, right, joined = self._joined(counts, whole)
             # The first place is a left edge: zeros stay zeros.
             place = left + (right - left) * np.modf(GOLDEN * np.arange(left.size))[0]
             values.append(sign * place)
             weights.append(joined)
         return np.clip(np.concatenate(values), self.lo, self.hi).astype(np.float32), np.concatenate(weights)
 
-    def _joined(self, counts: np.ndarray) -> Bins:
-        """Bins of one sign, joined towards zero; empty ones left out."""
-        starts = _joints(self._mantissa)
+    def _joined(self, counts: np.ndarray, whole: bool) -> Bins:
+        """Bins of one sign, joined towards zero unless ``whole``; empty ones left out."""
+        starts = np.arange(self._bins) if whole else _joints(self._mantissa)
         sums = np.add.reduceat(counts, starts)
         kept = np.flatnonzero(sums)
         edges = self._edges()

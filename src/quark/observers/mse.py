@@ -31,6 +31,8 @@ COARSE_STEPS = tuple(2.0 ** (-k / 8) for k in range(1, 161))
 FINE_STEPS = tuple(2.0 ** (sign / k) for k in (16, 32, 64) for sign in (1, -1))
 CANDIDATES = (2.0, 1.0, 0.5, 0.25, 0.125)
 HOPELESS = 4.0
+#: Ratio of two errors that joined bins, which tell each within a percent, may have the wrong way round.
+CLOSE = 1.02
 #: Magnitudes whose errors have squares that float32 holds.
 SAFE = 2.0**-40, 2.0**50
 NEAR = tuple(1 + k / 1024 for k in range(-16, 17))
@@ -161,9 +163,12 @@ def search(statistic: Histogram, grid: Grid, symmetric: bool | None = None) -> t
         return 0.0, 0.0  # every scale holds zeros: the range says that the choice is free
     values, weights = statistic.points()
     extremes = _extremes(statistic)
-    span = _search(Rows(values[None], grid, weights, unit=unit_of(extremes)), extremes, symmetric)
+    rows = Rows(values[None], grid, weights, unit=unit_of(extremes))
+    span = _search(rows, extremes, symmetric)
     if isinstance(statistic, Values):
         span = _second_look(Kept(statistic, grid), span, extremes, symmetric)
+    elif grid.scale_rule == "power_of_two":
+        span = _told_apart(statistic, rows, span)
     return float(span[0][0]), float(span[1][0])
 
 
@@ -277,6 +282,18 @@ def _second_look(kept: Kept, found: Span, extremes: Span, symmetric: bool | None
     for side in (BOTH,) if kept.grid.symmetric or symmetric else (UPPER, LOWER):
         found = _within(_refined(kept, found, data, side), data)
     return _better(data, kept.error(data), found, kept.error(found))[0]
+
+
+def _told_apart(statistic: Histogram, rows: Rows, found: Span) -> Span:
+    """``found``, or the range of twice or half its scale: the one of least error by all bins, where two are near."""
+    scale, zero_point = rows.grid.parameters(*found)
+    scales = np.stack([scale, 2 * scale, scale / 2])
+    errors = rows.errors_of(scales, zero_point)
+    if errors[1:].min() > CLOSE * errors[0].max():
+        return found
+    values, weights = statistic.points(whole=True)
+    errors = Rows(values[None], rows.grid, weights, unit=rows.unit).errors_of(scales, zero_point)
+    return representable(scales[errors.argmin()], zero_point, rows.grid)
 
 
 def _mirrored(span: Span) -> Span:

@@ -96,14 +96,14 @@ class Sampled(Histogram):
         new._thinned = bool(state["thinned"])
         return new
 
-    def points(self) -> tuple[np.ndarray, np.ndarray]:
+    def points(self, whole: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """As of ``Histogram``; where values were passed over, the outermost stand for themselves."""
         if not self._thinned:
-            return super().points()
+            return super().points(whole)
         self._settle()
         tails = self._outermost()
         inner = [self._without(counts, tail) for counts, tail in zip(self._counts, tails, strict=False)]
-        values, weights = self._points_of(inner)
+        values, weights = self._points_of(inner, whole)
         outer = np.concatenate([tails[0], -tails[1]])
         return np.concatenate([values, outer]), np.concatenate([weights, np.ones(outer.size)])
 
