@@ -149,7 +149,7 @@ def test_samples_with_outliers_at_the_same_places_average_out() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_power_of_two_scales_are_told_apart(seed: int) -> None:
-    """Long tails, of which one scale clips more and the next rounds more: where their errors meet, a percent decides."""
+    """Long tails: one scale clips more, the next rounds more; where their errors meet, a percent decides."""
     grid, draw = GRIDS["int8 pow2"], np.random.default_rng(seed)
     x = (draw.standard_t(4 + seed, 30_000) * draw.standard_normal(30_000)).astype(np.float32)
     spans = [(-127 * 2.0**power, 127 * 2.0**power) for power in range(-6, 3)]
