@@ -392,7 +392,7 @@ def test_what_a_file_holds_beside_layers() -> None:
     for names, expected in ((["a.weight"], False), (["a.input_rotation"], True), (["a.correction.l1.weight"], True)):
         assert extras.has_extras(SimpleNamespace(names=names)) == expected  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="holds a part of 'b', which the model does not have"):
-        extras.layer_called(nn.Sequential(), "b", SimpleNamespace(folder="here"))  # type: ignore[arg-type]
+        extras.layer_called(nn.Sequential(), "b", SimpleNamespace(folder="here"), {})  # type: ignore[arg-type]
 
 
 # ---- GGUF ------------------------------------------------------------------------------------------------------------
