@@ -35,6 +35,15 @@ def test_every_option_has_help_and_a_section(command: Any, option: Any) -> None:
     assert option.rich_help_panel in SECTIONS, f"{option.opts[0]} of {command.name}: add it to quark.cli.sections"
 
 
+@pytest.mark.parametrize(("number", "bound"), [(-1, "min"), (1 << 62, "max")])
+def test_a_number_that_nothing_can_count_is_refused_with_the_bound(number: int, bound: str, capsys: Capture) -> None:
+    for command, option in (one for one in OPTIONS if one[1].type_descriptor.annotation is int):
+        with pytest.raises(SystemExit, match="2"):
+            command(args=[option.opts[0], str(number)], prog_name=command.name)
+        said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+        assert f"Invalid value for '{option.opts[0]}'" in said and f"{getattr(option, bound)}" in said, command.name
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda one: one.name)
 def test_at_most_five_options_stand_on_top(command: Any) -> None:
     top = [one for one in options_of(command) if one.rich_help_panel == next(iter(SECTIONS))]

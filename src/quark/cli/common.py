@@ -11,7 +11,10 @@ import typer
 
 from quark.cli.paths import Reads, Writes
 from quark.errors import check_name
+from quark.parallel import MOST
 
+COUNT = 1_000_000_000
+"""The largest number of samples, tokens or rounds that an option takes."""
 THREADS = ("QUARK_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -24,7 +27,9 @@ def limit_threads(count: int | None) -> int | None:
 
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, callback=limit_threads, help="Processors to use. By default all that this process may use."),
+    typer.Option(
+        min=1, max=MOST, callback=limit_threads, help="Processors to use. By default all that this process may use."
+    ),
 ]
 
 
@@ -102,7 +107,7 @@ Compare = Annotated[bool, typer.Option(help="Also measure every candidate for al
 Estimate = Annotated[
     bool, typer.Option("--estimate", help="Layers by a few passes instead of one trial per layer and candidate.")
 ]
-Rounds = Annotated[int, typer.Option(min=1, help="Whole plans that are quantized and measured, at most.")]
+Rounds = Annotated[int, typer.Option(min=1, max=COUNT, help="Whole plans that are quantized and measured, at most.")]
 
 
 @dataclass(frozen=True, kw_only=True)

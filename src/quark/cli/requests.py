@@ -11,6 +11,7 @@ import typer
 from quark import parallel
 from quark.cli.beside import preprocessing_beside, recipe_beside
 from quark.cli.common import (
+    COUNT,
     DEFAULT_PRESET,
     Backend,
     ChartReport,
@@ -262,7 +263,7 @@ class Auto(WithOperators):
     labels: Labels = None
     drop: Drop = None
     minutes: Annotated[float, typer.Option(min=0.0, help="Time for all trials.")] = 10.0
-    seq_len: Annotated[int, typer.Option(min=2, help="Folders: tokens per window.")] = 512
+    seq_len: Annotated[int, typer.Option(min=2, max=COUNT, help="Folders: tokens per window.")] = 512
     ledger: LedgerPath = None
     workers: Workers = 1
     backend: Backend = None

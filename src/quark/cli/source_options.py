@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from quark.cli.common import COUNT
 from quark.cli.paths import Reads
 
 _DATA = (
@@ -25,7 +26,9 @@ class SampleSource:
     random: Annotated[
         bool, typer.Option("--random", help="Use generated data: to try things out, not for real results.")
     ] = False
-    samples: Annotated[int | None, typer.Option("--samples", min=1, help="Use only the first N samples.")] = None
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, max=COUNT, help="Use only the first N samples.")
+    ] = None
     size: Annotated[str | None, typer.Option(metavar="HxW", help="Images: the size, if the model does not fix it.")] = (
         None
     )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from quark import parallel
-from quark.cli.common import Backend, ChartReport, Json, LedgerPath, PlanFrom, PlanPath, Threads, Wanted
+from quark.cli.common import COUNT, Backend, ChartReport, Json, LedgerPath, PlanFrom, PlanPath, Threads, Wanted
 from quark.cli.paths import FOLDER, Overwrite, Reads, Writes
 from quark.cli.values import FIXED
 
@@ -75,7 +75,7 @@ Algorithms = Annotated[
     ),
 ]
 Cache = Annotated[str | None, typer.Option("--kv-cache", help="How keys and values are quantized.")]
-Length = Annotated[int, typer.Option("--seq-len", min=2, help="Tokens in a window.")]
+Length = Annotated[int, typer.Option("--seq-len", min=2, max=COUNT, help="Tokens in a window.")]
 Format = Annotated[
     str | None,
     typer.Option(
@@ -99,7 +99,7 @@ class TextSource:
     """Where samples come from."""
 
     data: Text = None
-    samples: Annotated[int, typer.Option(min=1, help="Use at most this many windows of the data.")] = 128
+    samples: Annotated[int, typer.Option(min=1, max=COUNT, help="Use at most this many windows of the data.")] = 128
     seq_len: Length = 512
 
 
@@ -240,7 +240,7 @@ class FileByFile(Schemed):
     plan_from: PlanFrom = None
     source: TextSource = field(default_factory=TextSource)
     batch_size: Annotated[
-        int, typer.Option("--batch-size", min=1, help="Windows that run at once; files are read again for each batch.")
+        int, typer.Option("--batch-size", min=1, max=COUNT, help="Windows that run at once; files are read again for each batch.")
     ] = 8
     dtype: FloatType = None
     max_shard_size: Annotated[
@@ -329,7 +329,7 @@ class Evaluate:
     model: ModelDir
     data: Text = None
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Measure at most so many windows of the data; all by default.")
+        int | None, typer.Option(min=1, max=COUNT, help="Measure at most so many windows of the data; all by default.")
     ] = None
     seq_len: Length = 512
     metric: Annotated[
