@@ -10,6 +10,7 @@ import pytest
 from tests.onnx_flow import models
 from tests.onnx_flow.random_detectors import pictures, random_detector
 
+from quark.cli import main
 from quark.errors import ModelError
 from quark.onnx import ModelQuantizer, QConfig
 from quark.onnx.first_run import DOUBLED_UP_TO, NAME, other_size
@@ -116,6 +117,19 @@ def test_what_did_not_run_on_generated_values_is_told(name: str, preset: str, mo
     result = quantizer(preset).run(models.model(text, {"w": models.normal(4, 4), **weights}, 17))
     (report,) = [one for one in result.passes if one.name == NAME]
     assert report.fired == 0 and report.refused[0].startswith("not run: ") and why in report.refused[0]
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_the_last_lines_of_the_command_say_what_did_not_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, weights, why = TRIED[name]
+    monkeypatch.setattr(budget, "LOOP_SECONDS", 0.2)
+    onnx.save(models.model(text, {"w": models.normal(4, 4), **weights}, 17), tmp_path / "m.onnx")
+    words = [str(tmp_path / "m.onnx"), "-o", str(tmp_path / "q.onnx"), "--preset", "MATMUL_NBITS"]
+    assert main(["onnx", "quantize", *words]) == 0
+    said = capsys.readouterr().out
+    assert why in " ".join(said[said.rindex("first run not run: ") : said.index("next  ")].split())
 
 
 def test_another_size_changes_all_free_sizes_alike() -> None:

@@ -31,6 +31,7 @@ from quark.onnx.config_file import load_config, read_values, share_of
 from quark.onnx.data import Feed
 from quark.onnx.data_files import is_picture
 from quark.onnx.describe import file_bytes
+from quark.onnx.first_run import NAME as FIRST_RUN
 from quark.onnx.flow import measured as measured_cost
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import output_of
@@ -193,6 +194,8 @@ def _verdict(
     lines = judge_all(subject, result.plan, found or None, check.seconds if check else {})
     if check is None:
         lines.insert(0, Line("accuracy", "not measured", "no samples" if samples is None else "--no-check", bad=True))
+    untried = [why for one in result.passes if one.name == FIRST_RUN for why in one.refused]
+    lines += [Line(FIRST_RUN, *why.split(": ", 1), bad=True) for why in untried]
     if check is not None and check.moved is not None:
         lines.insert(1, runtime_line(check.moved.name, check.moved.optimized, check.moved.written))
     ways = shlex.join(words) or "--data SAMPLES"
