@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quark.errors import OutputError
-from quark.files import drafts, lock, private
+from quark.files import drafts, lock, ours, private
 from quark.files.lock import ALIVE, alone_in, is_abandoned, marked_alive, working_on
 from quark.files.ours import FIELDS, LOOKED_AT, MARK, NAME, is_ours
 
@@ -113,6 +113,8 @@ FILES: dict[str, tuple[bytes, bool]] = {
     "domain": (text(4, OURS), False),
     "metadata": (entry(OURS + b"_plan"), True),
     "other metadata": (entry(b"plan"), False),
+    "a key that ends before the name does": (text(14, b"\x0a" + bytes([len(OURS) - 1]) + OURS), False),
+    "the same in another field": (text(7, b"\x0a" + bytes([len(OURS)]) + OURS), False),
     "value first": (text(14, b"\x12" + bytes([len(OURS)]) + OURS), False),
     "empty metadata": (text(14, b"") + text(14, b"\x0a"), False),
     "behind a number": (field(1, 0, b"\x88\x08") + text(2, OURS), True),
@@ -131,21 +133,30 @@ FILES: dict[str, tuple[bytes, bool]] = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_whose_a_model_is(name: str, tmp_path: Path) -> None:
-    content, ours = FILES[name]
+    content, expected = FILES[name]
     (tmp_path / "m.onnx").write_bytes(content)
-    assert is_ours(tmp_path / "m.onnx", "model") == ours
+    assert is_ours(tmp_path / "m.onnx", "model") == expected
+
+
+@pytest.mark.parametrize("size", [63, 64, 65])
+def test_a_field_is_read_up_to_a_size(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is larger is passed over, and what follows is read."""
+    monkeypatch.setattr(ours, "LOOKED_AT", 64)
+    for following in (b"", text(2, OURS)):
+        (tmp_path / "m.onnx").write_bytes(text(2, OURS.ljust(size)) + following)
+        assert is_ours(tmp_path / "m.onnx", "model") == (size <= 64 or following != b"")
 
 
 def test_whose_a_text_is(tmp_path: Path) -> None:
     mark = MARK.encode()
-    for content, ours in (
+    for content, expected in (
         (b"<!-- " + mark + b" -->", True),
         (b"somebody else's", False),
         (b" " * (LOOKED_AT - len(mark)) + mark, True),
         (b" " * (LOOKED_AT - len(mark) + 1) + mark, False),
     ):
         (tmp_path / "page").write_bytes(content)
-        assert is_ours(tmp_path / "page", "text") == ours
+        assert is_ours(tmp_path / "page", "text") == expected
     assert not is_ours(tmp_path / "none", "text") and not is_ours(tmp_path, "model")
     assert LOOKED_AT == 4 * 2**20 and FIELDS == 10_000
 

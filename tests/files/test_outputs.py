@@ -55,6 +55,15 @@ def spellings(folder: Path) -> dict[str, tuple[Path, Path]]:
     }
 
 
+@pytest.mark.parametrize("depth", range(4))
+def test_folders_above_a_folder_are_made_and_those_above_a_file_must_be_there(depth: int, tmp_path: Path) -> None:
+    path = tmp_path.joinpath(*"abc"[:depth], "out")
+    check_outputs([Output(path, "--out", folder=True)], [])
+    assert list(tmp_path.iterdir()) == []
+    if depth:
+        assert f"the folder '{path.parent}' does not exist" in refused(path)
+
+
 @posix
 def test_an_input_is_refused_however_it_is_spelled(tmp_path: Path) -> None:
     for name, (output, source) in spellings(tmp_path).items():

@@ -240,7 +240,10 @@ class FileByFile(Schemed):
     plan_from: PlanFrom = None
     source: TextSource = field(default_factory=TextSource)
     batch_size: Annotated[
-        int, typer.Option("--batch-size", min=1, max=COUNT, help="Windows that run at once; files are read again for each batch.")
+        int,
+        typer.Option(
+            "--batch-size", min=1, max=COUNT, help="Windows that run at once; files are read again for each batch."
+        ),
     ] = 8
     dtype: FloatType = None
     max_shard_size: Annotated[

@@ -73,18 +73,21 @@ def test_small_tensors_are_decoded_whole(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("strategy, packed", [("group", True), ("channel", True), ("tensor", False)])
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_narrow_integers_beside_dynamic_activations_are_packed(strategy: str, packed: bool, dynamic: bool) -> None:
+@pytest.mark.parametrize("bits", [4, 7, 8])
+def test_narrow_integers_beside_dynamic_activations_are_packed(
+    strategy: str, packed: bool, dynamic: bool, bits: int
+) -> None:
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     from quark.torch.export.compressed_tensors import format_of
 
     size = {"group_size": 32} if strategy == "group" else {}
-    weights = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy=strategy, **size)
+    weights = QuantizationArgs(num_bits=bits, type="int", symmetric=True, strategy=strategy, **size)
     inputs = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
     given = inputs if dynamic else QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="tensor")
     found = format_of(QuantizationScheme(targets=["Linear"], weights=weights, input_activations=given))
-    assert (found.value == "pack-quantized") is (packed and dynamic)
+    assert (found.value == "pack-quantized") is (packed and dynamic and bits < 8)
 
 
 @pytest.mark.parametrize(

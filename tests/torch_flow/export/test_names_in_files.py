@@ -13,16 +13,29 @@ from safetensors.torch import load_file
 from quark.torch.export import original, places
 
 SIZES = {
-    **{"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-    **{"num_attention_heads": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16},
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 16,
 }
 #: Experts by model type: more than ten where their order would show.
 EXPERTS = {
     "mixtral": {"num_local_experts": 12},
     "qwen2_moe": {"num_experts": 3, "shared_expert_intermediate_size": 16},
     "deepseek_v3": {
-        **{"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
-        **{"q_lora_rank": None, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": None,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
     },
     "phimoe": {"num_local_experts": 3},
     "llama": {},
@@ -33,7 +46,9 @@ EXPERTS = {
 def test_tensors_in_a_file_are_those_that_transformers_writes(kind: str, tmp_path: Path) -> None:
     """By name and shape on the way out; on the way in every value returns to its place, whatever the order."""
     torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **SIZES, **EXPERTS[kind]))
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(kind, **SIZES, **EXPERTS[kind])
+    )
     model.save_pretrained(tmp_path)
     file, state = load_file(tmp_path / "model.safetensors"), model.state_dict()
     form = {name: (tuple(value.shape), value.dtype) for name, value in state.items()}

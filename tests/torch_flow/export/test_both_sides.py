@@ -1,0 +1,190 @@
+"""What the exports decide, over all combinations of what they look at, against the sentence that says it."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.onnx_flow import models
+from torch import nn
+
+from quark.errors import ModelError
+from quark.numerics.granularity import Channel, Group
+from quark.torch.export import (
+    described,
+    formats,
+    gguf_bounds,
+    gguf_tensors,
+    loader,
+    onnx_run,
+    onnx_verify,
+    places,
+    stored,
+    verify,
+)
+
+BOTH = (False, True)
+
+
+def subsets(things: list[Any]) -> list[list[Any]]:
+    return [list(part) for size in range(len(things) + 1) for part in itertools.combinations(things, size)]
+
+
+def test_words_of_programs_say_what_is_cached_unless_it_is_turned_or_fused() -> None:
+    own = [SimpleNamespace(name="awq"), SimpleNamespace(r3=False), SimpleNamespace(r3=True)]
+    for behind, algorithms, patterns in itertools.product(BOTH, subsets(own), subsets(["*k_proj", "*qkv_proj"])):
+        config: Any = SimpleNamespace(
+            kv_cache_post_rope=behind, algo_config=algorithms, kv_cache_quant_config=dict.fromkeys(patterns)
+        )
+        needed = own[2] in algorithms or "*qkv_proj" in patterns
+        assert described.tells_caches(config) is not (behind and needed), (behind, algorithms, patterns)
+
+
+@pytest.mark.parametrize("quantized", subsets(["visual.a", "model.layers.0.q"]))
+def test_a_tower_is_excluded_as_a_whole_where_nothing_of_it_is_quantized(
+    quantized: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(described, "towers", lambda model: ["model.visual.*", "audio.*", "*head"])
+    names: Any = SimpleNamespace(layer=lambda name: f"model.{name}")
+    found = list(described.float_towers(nn.Module(), names, quantized))
+    towers = ["audio"] if "visual.a" in quantized else ["visual", "audio"]
+    assert found == [rf"re:(.*\.)?{tower}\..+" for tower in towers]
+
+
+@pytest.mark.parametrize("format", [*formats.FORMATS, "none of them"])
+def test_keys_are_quantized_behind_rope_where_the_format_or_the_program_does(format: str) -> None:
+    assert formats.quantizes_behind_rope(format, "vllm") is True
+    row = formats.FORMATS.get(format)
+    assert formats.quantizes_behind_rope(format, None) is (row is not None and row.behind_rope)
+
+
+def test_answers_that_can_be_compared_are_arrays_of_floats() -> None:
+    kept = [np.zeros(2, np.float32), np.zeros(2, np.float16), np.zeros((), np.float64)]
+    others: list[Any] = [np.zeros(2, np.int64), np.zeros(2, bool), [np.zeros(2)], None, 1.5, np.float32(2)]
+    assert [id(one) for one in onnx_run.tensors_in([*others, *kept, *others])] == [id(one) for one in kept]
+
+
+def test_a_value_that_two_nodes_read_is_computed_once() -> None:
+    """Constants of a graph in which everything is read more than once, and something by nothing."""
+    text = """g (float[1] x) => (float[2] y, float[1] z) { a = Neg (c) b = Add (a, c) d = Mul (b, a) e = Sub (d, b)
+        y = Mul (e, d) z = Abs (x) }"""
+    graph = models.model(text, {"c": np.array([3, -2], np.float32)}, 17)
+    makers = {name: node for node in graph.graph.node for name in node.output}
+    constants = {one.name: one for one in graph.graph.initializer}
+    for name, value in {"a": [-3, 2], "b": [0, 0], "d": [0, 0], "e": [0, 0], "y": [0, 0], "c": [3, -2]}.items():
+        assert onnx_verify.evaluated(graph, name, makers, constants).tolist() == value
+
+
+@pytest.mark.parametrize("own", ["weight", "bias"])
+@pytest.mark.parametrize("marked", [None, False, True])
+def test_a_layer_is_loaded_where_each_of_its_tensors_bears_the_mark(
+    own: str, marked: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer: Any = nn.Linear(2, 2)
+    layer.quantizers = list
+    for name, value in layer.named_parameters():
+        value._is_hf_initialized = True
+        if name == own and marked is None:
+            del value._is_hf_initialized
+        elif name == own:
+            value._is_hf_initialized = marked
+    monkeypatch.setattr(loader, "quantized_layers", lambda model: [("layer", layer)])
+    if marked:
+        loader.check_loaded(nn.Module())
+        return
+    with pytest.raises(ModelError, match=f"the files lack '{own}' of the quantized layer 'layer'"):
+        loader.check_loaded(nn.Module())
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_rows_share_a_scale_along_the_first_axis_however_it_is_counted(dims: int) -> None:
+    for axis in range(-dims, dims):
+        first = axis in (0, -dims)
+        assert verify.rows_of_a_scale(Channel(axis), dims) == (1 if first else 0)
+        assert verify.rows_of_a_scale(Group(axis, 48), dims) == (48 if first else 1)
+
+
+@pytest.mark.parametrize("was", ["cpu", "meta"])
+@pytest.mark.parametrize("device", [None, torch.device("meta"), torch.device("cpu")])
+def test_a_tensor_goes_where_it_is_sent_or_else_where_its_place_is(was: str, device: torch.device | None) -> None:
+    module = nn.Module()
+    module.register_buffer("w", torch.zeros(2, device=was))
+    assert places.put(module, "w", torch.ones(2), "it", device).device.type == (device.type if device else "cpu")
+
+
+@pytest.mark.parametrize("ignored", [["w"], ["v"], []])
+def test_what_a_model_ignores_is_left_out_only_where_it_has_no_place(
+    ignored: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Module()
+    model.register_buffer("w", torch.zeros(2))
+    monkeypatch.setattr(places, "is_ignored", lambda model, name: name in ignored)
+    held: Any = SimpleNamespace(folder="f", tensors=lambda: iter([("v", torch.ones(1)), ("w", torch.ones(2))]))
+    if "v" not in ignored:
+        with pytest.raises(ModelError, match="no place for the tensor 'v'"):
+            places.load(model, held)
+        return
+    places.load(model, held)
+    assert model.w.tolist() == [1, 1]
+
+
+def test_a_form_on_no_device_gets_memory() -> None:
+    form = {"codes": ((2,), torch.int8), "scale": ((3,), torch.float32)}
+    parameters = stored.StoredParameters(form, torch.device("meta")).to_empty(device="cpu")
+    assert [(value.device.type, value.dtype) for value in parameters.buffers()] == [
+        ("cpu", torch.int8),
+        ("cpu", torch.float32),
+    ]
+
+
+# ---- GGUF ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [5, 16, 17, 18, 400])
+@pytest.mark.parametrize("rest", [0, 1])
+def test_of_a_large_tensor_both_ends_and_one_block_of_every_part_are_decoded(
+    count: int, rest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_tensors, "PART", 4)
+    monkeypatch.setattr(gguf_tensors, "WHOLE", 32)
+    wanted = np.arange(2 * count + rest)
+    data = np.repeat(np.arange(count), 3)
+    found, numbers = gguf_tensors.compared(data, wanted, 2)
+    if wanted.size <= 32 or rest:
+        assert found is data and numbers is wanted
+        return
+    blocks = numbers[:, 0] // 2
+    assert found.tolist() == [np.repeat(blocks, 3).tolist()] and (numbers[:, 1] == numbers[:, 0] + 1).all()
+    assert (blocks[0], blocks[-1]) == (0, count - 1)
+    assert (blocks[1:-1] // 4).tolist() == list(range(count // 4))
+    if count == 400:
+        assert len(set(blocks[1:-1] % 4)) == 4, "always the same place of a part"
+
+
+@pytest.mark.parametrize("kind", gguf_bounds.GRIDS)
+def test_slack_widens_what_a_block_may_be_off(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = gguf_bounds.GRIDS[kind]
+    blocks = np.random.default_rng(2).standard_normal((2 * row.size // row.sub, row.sub)).astype(np.float32)
+    tight = gguf_bounds.allowed(row, blocks)
+    monkeypatch.setattr(gguf_bounds, "SLACK", 1 + 2 * gguf_bounds.SLACK)
+    np.testing.assert_allclose(gguf_bounds.allowed(row, blocks), 2 * tight, rtol=1e-6)
+
+
+def test_a_matrix_of_zeros_is_near_itself() -> None:
+    assert gguf_tensors.near_float16(np.zeros((2, 32), np.float32))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_experts_of_a_layer_are_one_tensor(count: int) -> None:
+    def entry(number: int) -> gguf_tensors.GGUFTensor:
+        values = np.full((4, 2), number, np.float32)
+        return gguf_tensors.GGUFTensor("e", "F32", (4, 2), lambda: (values, lambda: values + 0.5))
+
+    found = gguf_tensors.together("e", [entry(number) for number in range(count)])
+    assert (found.kind, found.shape) == ("F32", (count, 4, 2))
+    data, values = found.make()
+    assert data[:, 0, 0].tolist() == list(range(count)) and (values() == data + 0.5).all()
