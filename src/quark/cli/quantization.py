@@ -194,8 +194,8 @@ def _verdict(
     lines = judge_all(subject, result.plan, found or None, check.seconds if check else {})
     if check is None:
         lines.insert(0, Line("accuracy", "not measured", "no samples" if samples is None else "--no-check", bad=True))
-    untried = [why for one in result.passes if one.name == FIRST_RUN for why in one.refused]
-    lines += [Line(FIRST_RUN, *why.split(": ", 1), bad=True) for why in untried]
+    untried = [why.partition(": ") for one in result.passes if one.name == FIRST_RUN for why in one.refused]
+    lines += [Line(FIRST_RUN, what, reason, bad=True) for what, _, reason in untried]
     if check is not None and check.moved is not None:
         lines.insert(1, runtime_line(check.moved.name, check.moved.optimized, check.moved.written))
     ways = shlex.join(words) or "--data SAMPLES"
