@@ -253,6 +253,32 @@ def double() -> Built:
     return _model(text, w=_random(8, 8), v=_random(8, 8, seed=2, dtype=np.float64)), _x(4, 8)
 
 
+#: How a mask is cut out of a constant while the model runs; k is what it is cut by.
+MOVED_MASKS = {
+    "Gather": ("Gather (m, k)", np.array([2, 0, 1, 3, 5, 4])),
+    "Slice": ("Slice (m, zero, k, zero)", np.array([6])),
+    "Expand": ("Expand (m, k)", np.array([6, 4])),
+    "Tile": ("Tile (m, k)", np.array([1, 4])),
+    "Reshape": ("Reshape (m, k)", np.array([6, 1])),
+}
+
+
+def moved_mask(move: str) -> Built:
+    """Scores that get a bias of infinity and small numbers, as graph transformers take it out of a table."""
+    made, by = MOVED_MASKS[move]
+    text = f"""g (float[N, 8] x, int64[K] k) => (float[N, 5] y) {{
+        a = MatMul(x, w)
+        u = {made}
+        t = Transpose(u)
+        s = Add(a, t)
+        p = Softmax(s)
+        y = MatMul(p, v)
+    }}"""
+    mask = np.array([[0.3], [-np.inf], [0.1], [-0.2], [-np.inf], [0]], np.float32)
+    model = _model(text, w=_random(8, 6), v=_random(6, 5), m=mask, zero=np.array([0]))
+    return model, [{**feed, "k": by} for feed in _x(4, 8, count=2)]
+
+
 def _net(dtype: str, opset: int = 17, ir: int = 9) -> Built:
     numpy = {"float": np.float32, "float16": np.float16}[dtype]
     text = f"""g ({dtype}[N, 3, H, W] x) => ({dtype}[N, 5] y) {{
@@ -281,6 +307,7 @@ ODD: dict[str, Callable[[], Built]] = {
         functions, lstm, lstm_both_ways, lstm_backwards_clipped, gru, gru_both_ways, rnn_relu, double,
     )
 } | {
+    **{f"mask by {move}": lambda move=move: moved_mask(move) for move in MOVED_MASKS},  # type: ignore[misc]
     "float16": lambda: _net("float16"),
     **{f"opset {opset}": lambda opset=opset: _net("float", opset, 4) for opset in (7, 8, 9, 11, 13, 15)},  # type: ignore[misc]
     **{f"opset {opset}": lambda opset=opset: _net("float", opset, 10) for opset in (19, 21, 23, 24)},  # type: ignore[misc]

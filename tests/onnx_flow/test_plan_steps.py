@@ -670,8 +670,8 @@ def test_which_constants_are_masks(numbers: list[float], masks_it: bool) -> None
     ("body", "found"),
     [
         ("[a] h = Relu(m) [s] y = Add(x, h)", set()),
-        ("[a] h = Unsqueeze(m, i) [s] y = Add(x, h)", {"s"}),
-        ("[a] h = Unsqueeze(m, i) [b] g = Transpose(h) [s] y = Sub(x, g)", {"s"}),
+        ("[a] h = Unsqueeze(m, i) [s] y = Add(x, h)", {"a", "s"}),
+        ("[a] h = Unsqueeze(m, i) [b] g = Transpose(h) [s] y = Sub(x, g)", {"a", "b", "s"}),
         ("[a] h = Unsqueeze(x, i) [s] y = Add(x, h)", set()),
         ("[s] y = Max(x, m)", set()),
         ("[s] y = Min(x, m)", {"s"}),

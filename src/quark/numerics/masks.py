@@ -22,6 +22,8 @@ def is_mask(numbers: np.ndarray) -> bool:
 
     That number may stand there with both signs: bounds that let some values through.
     """
+    if numbers.size and float(numbers.min()) > MASK_VALUE and float(numbers.max()) < FAR_ABOVE:
+        return False  # nothing is far out: most weights, which may be large
     numbers = np.asarray(numbers, np.float64)  # bounds that half precision does not have
     if np.isinf(numbers).any():
         return True

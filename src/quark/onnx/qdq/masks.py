@@ -6,6 +6,7 @@ small numbers of it (a Softmax, mostly; the MaxPool behind a Pad of -infinity).
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from quark.numerics.masks import is_mask
@@ -19,6 +20,7 @@ _PUTS_IN = frozenset(["Add", "Concat", "Min", "Mul", "Pad", "ScatterElements", "
 #: Operators whose results are small numbers again.
 _ENDS = LAYERS | frozenset(["Exp", "HardSigmoid", "Sigmoid", "Softmax", "Tanh"])
 _SIZE_LIMIT = 1 << 24
+_NOTHING = np.zeros(0, np.float32)
 
 
 def masked_tensors(model: ir.Model) -> tuple[set[ir.Node], set[ir.Value]]:
@@ -39,18 +41,25 @@ def _pools_padding(node: ir.Node) -> bool:
 
 
 def reads_mask(node: ir.Node) -> bool:
-    """Whether a node adds, selects, joins or pads with a constant mask."""
-    return node.op_type in _PUTS_IN and any(_is_mask(value) for value in node.inputs)
+    """Whether a node adds, selects, joins or pads with a constant mask, or takes values out of one.
+
+    A mask that is all one finite number keeps its values when it is only moved: one scale covers it.
+    """
+    if node.op_type in _PUTS_IN:
+        return any(is_mask(_constant_behind(value)) for value in node.inputs)
+    numbers = _constant_behind(node.inputs[0]) if node.op_type in MOVES_VALUES and node.inputs else _NOTHING
+    return is_mask(numbers) and bool(np.isinf(numbers).any() or (numbers != numbers.reshape(-1)[0]).any())
 
 
-def _is_mask(value: ir.Value | None) -> bool:
+def _constant_behind(value: ir.Value | None) -> np.ndarray:
+    """The float constant that a tensor takes its values from, through operators that only move them; else nothing."""
     while value is not None and not is_constant(value):
         producer = value.producer()
         if producer is not None and producer.op_type == "ConstantOfShape":
             filler = tensor_attribute(producer, "value")
-            return is_float(value) and filler is not None and is_mask(filler.numpy())
+            return filler.numpy() if is_float(value) and filler is not None else _NOTHING
         if producer is None or producer.op_type not in MOVES_VALUES or not producer.inputs:
-            return False
+            return _NOTHING
         value = producer.inputs[0]
     numbers = constant_array(value)
-    return numbers is not None and is_float(value) and 0 < numbers.size <= _SIZE_LIMIT and is_mask(numbers)
+    return numbers if numbers is not None and is_float(value) and numbers.size <= _SIZE_LIMIT else _NOTHING
