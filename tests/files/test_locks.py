@@ -125,6 +125,7 @@ FILES: dict[str, tuple[bytes, bool]] = {
     "cut off": (b"\x12", False),
     "nothing": (b"", False),
     "a number without an end": (field(1, 0, b"\xff" * 11) + text(2, OURS), False),
+    "a number whose first byte holds nothing": (field(1, 0, b"\x80\x01") + text(2, OURS), True),
     "a number of ten bytes": (field(1, 0, b"\xff" * 9 + b"\x01") + text(2, OURS), True),
     "the last field that is read": (field(1, 0, b"\x01") * (FIELDS - 1) + text(2, OURS), True),
     "one field too far": (field(1, 0, b"\x01") * FIELDS + text(2, OURS), False),

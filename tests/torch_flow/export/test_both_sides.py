@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,19 +15,32 @@ import torch
 from tests.onnx_flow import models
 from torch import nn
 
-from quark.errors import ModelError
-from quark.numerics.granularity import Channel, Group
+from quark.errors import ConfigError, ModelError
+from quark.numerics.granularity import Block2D, Channel, Group, Tensor
+from quark.torch import ModelQuantizer
 from quark.torch.export import (
+    custom_modes,
+    decoded,
     described,
     formats,
     gguf_bounds,
     gguf_tensors,
+    huggingface,
     loader,
+    model_files,
     onnx_run,
     onnx_verify,
     places,
     stored,
     verify,
+)
+from quark.torch.fake_quantize import FakeQuantize
+from quark.torch.quantization.config.config import (
+    FP8E4M3PerGroupSpec,
+    FP8E4M3PerTensorSpec,
+    Int8PerTensorSpec,
+    QConfig,
+    QLayerConfig,
 )
 
 BOTH = (False, True)
@@ -139,6 +155,105 @@ def test_a_form_on_no_device_gets_memory() -> None:
         ("cpu", torch.int8),
         ("cpu", torch.float32),
     ]
+
+
+@pytest.mark.parametrize("holds", [None, "a name", nn.Linear(1, 1)])
+@pytest.mark.parametrize("merges", BOTH)
+def test_an_adapter_lies_around_a_layer_and_can_be_merged(holds: Any, merges: bool) -> None:
+    module: Any = nn.Module()
+    if holds is not None:
+        module.base_layer = holds
+    if merges:
+        module.merge = lambda: None
+    refused = isinstance(holds, nn.Module) and merges
+    with pytest.raises(ModelError, match="is an adapter around a layer") if refused else nullcontext():
+        model_files.check_merged(nn.Sequential(nn.Identity(), module))
+
+
+@pytest.mark.parametrize("known", BOTH)
+@pytest.mark.parametrize("given", BOTH)
+def test_generation_settings_are_written_for_models_of_transformers_that_have_some(
+    known: bool, given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = nn.Module()
+    model.generation_config = SimpleNamespace(to_json_string=lambda: "{}") if given else None
+    monkeypatch.setattr(model_files, "config_of", lambda model: {})
+    monkeypatch.setattr(model_files, "is_transformers", lambda model: known)
+    model_files.write_config(model, tmp_path, {"bits": 4})
+    assert (tmp_path / model_files.GENERATION).exists() is (known and given)
+
+
+def test_files_of_a_folder_are_those_that_are_seen(tmp_path: Path) -> None:
+    for name in ("b", "a", ".hidden"):
+        (tmp_path / name).touch()
+    for name in ("folder", ".folder"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in model_files.files_of(tmp_path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("blocks", [None, (2, 3)])
+@pytest.mark.parametrize("shape", [(), (4,), (4, 1), (2, 2)])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_scales_of_fp8_are_in_blocks_where_a_matrix_has_a_matrix_of_them(
+    blocks: tuple[int, int] | None, shape: tuple[int, ...], dims: int
+) -> None:
+    in_blocks = blocks is not None and len(shape) == dims == 2
+    if (shape == (2, 2) and not in_blocks) or (shape == (4, 1) and in_blocks):
+        return  # no file has these
+    weight, scale = torch.ones((4, 6, 2)[:dims]), torch.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    found = decoded.fp8_decoder(blocks)({"weight": weight, "scale": scale})
+    expected = np.kron(scale.numpy(), np.ones((2, 3))) if in_blocks else scale.reshape(-1, *[1] * (dims - 1)) * weight
+    assert np.array_equal(found.numpy(), np.asarray(expected))
+
+
+def test_ties_are_kept_between_weights_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers: Any = [(name, SimpleNamespace(weight_quantizer=one)) for name, one in (("a", 1), ("b", 1), ("c", None))]
+    monkeypatch.setattr(loader, "quantized_layers", lambda model: layers)
+    ties = {"a.weight": "b.weight", "b.weight": "c.weight", "c.weight": "d.weight", "d.weight": "a.weight"}
+    model: Any = nn.Module()
+    loader.untie(model)
+    model.all_tied_weights_keys = None
+    loader.untie(model)
+    model.all_tied_weights_keys = ties
+    loader.untie(model)
+    assert ties == {"a.weight": "b.weight", "c.weight": "d.weight"}
+
+
+def test_only_weights_that_are_quantized_have_codes() -> None:
+    weights, inputs = FP8E4M3PerTensorSpec().to_quantization_spec(), Int8PerTensorSpec().to_quantization_spec()
+    for config, expected in ((QLayerConfig(weight=weights), ["0.weight"]), (QLayerConfig(input_tensors=inputs), [])):
+        model = ModelQuantizer(QConfig(config)).quantize_model(nn.Sequential(nn.Linear(4, 4)), [torch.ones(1, 4)])
+        assert list(huggingface.coded_layouts(model, "order")) == expected
+
+
+@pytest.mark.parametrize("dynamic", BOTH)
+@pytest.mark.parametrize("rule", ["float32", "power_of_two"])
+def test_blocks_of_fp8_have_static_weights_and_scales_in_float32(
+    dynamic: bool, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = FP8E4M3PerGroupSpec(-1, 128, is_dynamic=True).to_quantization_spec()
+    config: Any = QConfig(QLayerConfig(input_tensors=inputs))
+    stage = SimpleNamespace(spec=SimpleNamespace(scale_rule=rule))
+    weight: Any = SimpleNamespace(block_size=(128, 128), is_dynamic=dynamic, to_stage=lambda: stage)
+    refused = dynamic or rule != "float32"
+    with pytest.raises(ConfigError, match="weights are static") if refused else nullcontext():
+        assert custom_modes.fp8_block_config(config, weight)["weight_block_size"] == [128, 128]
+
+
+@pytest.mark.parametrize("granularity", [Tensor(), Channel(0), Channel(1), Group(0, 2), Group(1, 2), Block2D(2, 2)])
+@pytest.mark.parametrize("scale", [None, torch.ones(()), torch.ones(2, 1)])
+@pytest.mark.parametrize("block", BOTH)
+@pytest.mark.parametrize("ranged", BOTH)
+def test_scales_go_along_rows_where_each_belongs_to_some(
+    granularity: Any, scale: torch.Tensor | None, block: bool, ranged: bool
+) -> None:
+    """A scale that is not known yet does so in blocks that find it themselves."""
+    stage: Any = SimpleNamespace(spec=SimpleNamespace(granularity=granularity), is_block=block, needs_range=ranged)
+    part = FakeQuantize(stage)
+    part.scale = scale
+    along = granularity not in (Tensor(), Channel(1))
+    known = block and not ranged if scale is None else scale.dim() > 0
+    assert bool(verify.goes_along_rows(part)) is (along and known)
 
 
 # ---- GGUF ------------------------------------------------------------------------------------------------------------

@@ -417,6 +417,7 @@ def test_simple_blocks_decode_to_what_went_in(kind: str) -> None:
     ("values", "tolerance", "expected"),
     [
         ([1.0, 0.0], 2.0**-10, True),
+        ([1.0, 1e-7], 2.0**-10, False),
         ([1e-7], 2.0**-10, False),
         ([7e4], 2.0**-10, False),
         ([1e-5], 2.0**-10, False),
