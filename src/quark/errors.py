@@ -16,11 +16,23 @@ LONGEST = 1000
 """Letters of a message: a name of a hundred thousand letters, quoted, would hide the sentence around it."""
 
 
+def printable(text: str) -> str:
+    """``text`` for a terminal: what would move the cursor, colour or reorder, as escapes; ends of lines stay.
+
+    Names of nodes, tensors and files may come from strangers.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one == "\n" or one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+    )
+
+
 class QuarkError(ValueError):
     """Base of every error that a user's input can cause."""
 
     def __str__(self) -> str:
-        words = super().__str__()
+        words = printable(super().__str__())
         return words if len(words) <= LONGEST else f"{words[: LONGEST - 300]} … {words[-297:]}"
 
 

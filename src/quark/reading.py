@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from quark.errors import QuarkError
+from quark.errors import QuarkError, printable
 
 LARGEST_TEXT = 2**28
 """Bytes of a text file that is read whole: 256 MiB. The largest index of a published checkpoint has 60 MB."""
@@ -86,7 +86,7 @@ def reason_of(error: BaseException) -> str:
         words = "it is nested too deeply"
     if isinstance(error, MemoryError):
         words = "it needs more memory than there is"
-    words = "".join(sign if sign.isprintable() else "?" for sign in words)
+    words = printable(words)
     return (words if len(words) <= 300 else f"{words[:299]}…") or type(error).__name__
 
 

@@ -12,6 +12,7 @@ from quark.cli.quantization import configure, pass_facts
 from quark.cli.requests import Predict
 from quark.cli.settings import parse_settings
 from quark.config.plan import Plan
+from quark.errors import printable
 from quark.onnx.describe import file_bytes
 from quark.onnx.explain import carries_decisions, explain
 from quark.onnx.forecast import OnnxForecast, forecast
@@ -72,4 +73,4 @@ def run_explain(model: Path, name: str, json: bool) -> None:
     if json:
         print_json({"model": model, "name": name, "because": lines.splitlines()})
         return
-    print(lines)
+    print(printable(lines))

@@ -10,6 +10,7 @@ from quark.cli.output import print_json, say, show, write_text
 from quark.cli.torch_quantize import checked_format, chosen_values, float_type
 from quark.cli.torch_refusals import check_folder, check_format, check_names, check_program
 from quark.cli.torch_request import Explained, Predicted
+from quark.errors import printable
 from quark.report import Table, file_size
 from quark.report.summary import decision_table, rule_table
 
@@ -48,7 +49,7 @@ def run_explain(request: Explained, name: str, json: bool) -> None:
     if json:
         print_json({"model": request.model, "name": name, "because": lines.splitlines()})
         return
-    print(lines)
+    print(printable(lines))
 
 
 def decided(request: Explained) -> tuple[dict[str, Any], TorchForecast]:

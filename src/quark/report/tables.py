@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from quark.errors import printable
 from quark.report.values import Table
 
 NUMBER = re.compile(r"^[-+]?(\d[\d,.]*|inf|nan)\s?(%|dB|ms|s|kB|MB|GB|×)?(\s*\(.*\))?$")
@@ -54,15 +55,23 @@ def is_numeric(table: Table, column: int) -> bool:
 
 def to_rich(table: Table) -> RichTable:
     """The table for a terminal; columns of numbers are right-aligned."""
-    shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.caption, shown.caption_justify = table.note or None, "left"
+    title = Text(_in_a_line(table.title), "bold")
+    shown = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown.caption, shown.caption_justify = Text(printable(table.note), "table.caption") if table.note else None, "left"
     for index, heading in enumerate(table.columns):
         numeric = is_numeric(table, index)
         whole = numeric or (index == 0 and all(len(row[0]) <= SHORT for row in table.rows))
-        shown.add_column(heading, justify="right" if numeric else "left", no_wrap=whole, overflow="fold")
+        shown.add_column(
+            Text(_in_a_line(heading)), justify="right" if numeric else "left", no_wrap=whole, overflow="fold"
+        )
     for row in table.rows:
-        shown.add_row(*(Text(cell) for cell in row))
+        shown.add_row(*(Text(_in_a_line(cell)) for cell in row))
     return shown
+
+
+def _in_a_line(text: str) -> str:
+    """A name as one line of a cell, whatever it holds."""
+    return printable(text).replace("\n", "\\n")
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -73,4 +82,4 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 def print_lines(lines: Iterable[str]) -> None:
     """Write lines as they are to standard error."""
-    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print("\n".join(lines))
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(printable("\n".join(lines)))

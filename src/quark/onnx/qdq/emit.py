@@ -54,7 +54,7 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
             rows = [use.node for use in uses if is_lookup(item, use)]
             others = [use for use in uses if not is_lookup(item, use)]
             lookups += [(item, rows)] if rows else []
-            if others or not rows:
+            if others:
                 write_constant(model.graph, item, others)
     for item, nodes in lookups:  # they put other values in the place of those that the plan names
         write_lookups(item, nodes)
