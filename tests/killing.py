@@ -1,4 +1,4 @@
-"""Jobs that are killed at random moments and go on: ``python -m tests.killing JOB FOLDER SEED COUNT``.
+"""Jobs that are killed at random moments and go on: ``python -m tests.killing FOLDER SEED JOB=COUNT...``.
 
 A process imports everything and forks one child a run. A child counts what it asks of the disk (renames, and content
 brought there); at the moment that the seed draws, it ends by SIGKILL. In half of the runs the machine loses its power
@@ -411,12 +411,15 @@ JOBS: dict[str, Callable[[], Job]] = {
 } | {f"export, {name}": partial(exported, name) for name in EXPORTED}
 
 
-def main(name: str, folder: str, seed: str, count: str) -> None:
-    """Run the trials of one job; the last line is what came of them, as JSON."""
+def main(folder: str, seed: str, *jobs: str) -> None:
+    """Run the trials of every job, in a folder of its own; the last line is what came of them, as JSON."""
     global FOLDER
-    FOLDER = Path(folder)
-    np.random.default_rng(0)
-    print(json.dumps(trials(JOBS[name](), FOLDER, int(seed), int(count))), flush=True)
+    found = {}
+    for number, (name, count) in enumerate(word.rsplit("=", 1) for word in jobs):
+        FOLDER = Path(folder, str(number))
+        FOLDER.mkdir()
+        found[name] = trials(JOBS[name](), FOLDER, int(seed), int(count))
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
