@@ -42,7 +42,7 @@ def test_network_is_valid_small_and_good() -> None:
 
 def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    for name, few in (("CALIBRATION", 32), ("FEW", 2), ("TRIED", 16)):
+    for name, few in (("CALIBRATION", 32), ("FEW", 2), ("TRIED", 16), ("SECONDS", 1.0)):
         monkeypatch.setattr(f"quark.demo.__main__.{name}", few)
     (train, known), (held_out, labels) = data.split()
     monkeypatch.setattr(data, "split", lambda: ((train, known), (held_out[:150], labels[:150])))

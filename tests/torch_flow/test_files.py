@@ -45,9 +45,9 @@ SCHEMES = [
 IDS = torch.randint(5, 120, (2, 12), generator=torch.Generator().manual_seed(1))
 
 
-def llama() -> Any:
+def llama(**sizes: Any) -> Any:
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**HEADS)).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**HEADS, **sizes})).eval()
 
 
 @pytest.fixture(scope="module")

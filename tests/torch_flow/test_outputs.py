@@ -19,6 +19,9 @@ from quark.torch import ModelQuantizer
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.outputs import answer, tensors_of
 from quark.torch.quantization.config.config import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AutoRoundConfig,
     ChannelEqualizationConfig,
     Float16Spec,
     Int4PerGroupSpec,
@@ -80,7 +83,10 @@ def samples(*shape: int) -> list[torch.Tensor]:
 def quantized(pack: Callable[[torch.Tensor], Any], row: Any) -> torch.Tensor:
     """What the quantized network answers, as one tensor."""
     given: dict[type, Any] = {
-        SVDQuantConfig: SVDQuantConfig(svd_rank=2, min_layer_size=16),
+        SVDQuantConfig: SVDQuantConfig(svd_rank=2, min_layer_size=16, alpha_candidates=[0.5]),
+        AutoRoundConfig: AutoRoundConfig(iters=3, lr=0.05, minmax_lr=0.05, batch_size=4),
+        AdaRoundConfig: AdaRoundConfig(num_iterations=10),
+        AdaQuantConfig: AdaQuantConfig(num_iterations=10),
         RotationConfig: RotationConfig(online_r1_rotation=True, only_if_better=False),
     }
     conv = row.config is ChannelEqualizationConfig

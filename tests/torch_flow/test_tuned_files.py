@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from quark.torch.quantization.config.config import (
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("few_candidates")
+TUNED = "model.layers.1.mlp.up_proj.weight"
 SAMPLES = [{"input_ids": torch.randint(5, 120, (2, 12), generator=torch.Generator().manual_seed(k))} for k in range(3)]
 
 
@@ -43,6 +46,27 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
     llama().to(torch.bfloat16).save_pretrained(folder, max_shard_size="100KB")
     return folder
+
+
+@pytest.fixture(scope="module")
+def two_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with two decoder blocks, the least that have one before and one behind."""
+    folder = tmp_path_factory.mktemp("two_blocks")
+    llama(num_hidden_layers=2).to(torch.bfloat16).save_pretrained(folder, max_shard_size="100KB")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rounded(two_blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], torch.Tensor]:
+    """A weight of a scheme that no algorithm changed."""
+
+    @cache
+    def weight(scheme: str) -> torch.Tensor:
+        folder = tmp_path_factory.mktemp("rounded") / scheme
+        quantize_checkpoint(two_blocks, folder, config([], scheme))
+        return tensors(folder)[TUNED]
+
+    return weight
 
 
 def config(algorithms: Any, scheme: str = "int4_wo_32") -> QConfig:
@@ -76,15 +100,15 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_same_bits_as_in_memory(name: str, source: Path, tmp_path: Path) -> None:
-    settings = config(*ALGORITHMS[name])
-    in_memory(source, settings, tmp_path / "memory")
-    quantize_checkpoint(source, tmp_path / "files", settings, samples=SAMPLES)
+def test_the_same_bits_as_in_memory(
+    name: str, two_blocks: Path, rounded: Callable[[str], torch.Tensor], tmp_path: Path
+) -> None:
+    algorithms, scheme = ALGORITHMS[name]
+    settings = config(algorithms, scheme)
+    in_memory(two_blocks, settings, tmp_path / "memory")
+    quantize_checkpoint(two_blocks, tmp_path / "files", settings, samples=SAMPLES)
     assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))
-    plain = tmp_path / "plain"
-    quantize_checkpoint(source, plain, replace(settings, algo_config=None))
-    name = "model.layers.1.mlp.up_proj.weight"
-    assert not torch.equal(tensors(plain)[name], tensors(tmp_path / "files")[name])
+    assert not torch.equal(tensors(tmp_path / "files")[TUNED], rounded(scheme))
 
 
 @pytest.mark.parametrize("algorithm", [GPTQConfig(), QronosConfig()], ids=lambda algorithm: algorithm.name)

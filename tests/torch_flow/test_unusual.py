@@ -97,6 +97,7 @@ def error(name: str, model: nn.Module) -> float:
     return sum(float((model(**x)[0] - plain(**x)[0]).square().mean()) for x in samples(name))
 
 
+@pytest.mark.usefixtures("few_candidates")
 @pytest.mark.parametrize(
     "algorithm", ["awq", "autoround", *(pytest.param(a, marks=pytest.mark.slow) for a in ALGORITHMS)]
 )
