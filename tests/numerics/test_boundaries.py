@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, DataError
 from quark.numerics import ggml, ggml_fit
 from quark.numerics.blocks import BLOCKS, Block, named
 from quark.numerics.elements import ELEMENTS, Float, Int
@@ -165,3 +165,29 @@ def test_a_minimum_that_least_squares_makes_nothing_of_is_none() -> None:
     found = ggml.Fields(np.full(1, 9, np.float32), np.full(1, 0.25, np.float32), ones, ones, codes)
     fitted = ggml.refitted(found, 2 * codes, np.ones_like(codes))
     assert (float(fitted.d[0]), float(fitted.dmin[0])) == (2.0, 0.0)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_one_value_among_many_blocks_that_is_no_number_is_refused(name: str, value: float) -> None:
+    block = BLOCKS[name]
+    x = np.ones((2, 4 * min(block.size, 64)), np.float32)
+    x[1, -1] = value
+    with pytest.raises(DataError, match="cannot store an infinity or a NaN"):
+        block.encode(x)
+
+
+def test_one_block_among_many_whose_scale_is_too_large_is_refused() -> None:
+    block = replace(BLOCKS["bfp16"], carry=True, narrow=False)
+    x = np.ones((2, 32), np.float32)
+    block.encode(x)
+    x[0, 0] = np.finfo(np.float32).max
+    with pytest.raises(DataError, match="needs a scale above"):
+        block.encode(x)
+
+
+def test_values_whose_squares_are_no_floats_get_the_step_of_their_range() -> None:
+    x = np.linspace(-1, 1, 32, dtype=np.float32)[None] * np.float32(1e25)
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide, low = ggml_fit.fit_affine(x, np.ones_like(x), 15, False)
+    assert (wide, low) == (pytest.approx(2e25 / 15, rel=1e-6), pytest.approx(-1e25, rel=1e-6))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
 from quark.observers.histogram import Histogram
 from quark.observers.outlined import Outlined, outlined
-from quark.observers.tails import Tails, quantiles
+from quark.observers.tails import BLOCK, Tail, Tails, quantiles
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,32 @@ def test_what_a_percentile_counts(percentile: float, samples: int | None, kind: 
         assert several.ends.outside == 1 - percentile / 100
     assert type(outlined(bins=512, candidates=(percentile,), samples=samples)) is Histogram
     assert isinstance(quantiles(bins=512, percentile=percentile, samples=samples), Histogram)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("size", [1, 3, 40])
+@pytest.mark.parametrize("front", [1, 2, 30])
+def test_the_largest_of_a_tail_are_those_of_a_sort(sign: int, size: int, front: int) -> None:
+    """Where few blocks hold all of them, the first one too, and where there are fewer values than are kept."""
+    rng = np.random.default_rng(4)
+    for count in (1, 2, 16 * BLOCK):
+        flat = rng.standard_normal(count).astype(np.float32)
+        flat[:front] += np.float32(10 * sign)
+        parts = np.array_split(flat, range(BLOCK, count, BLOCK))
+        tail = Tail()
+        tail.add(flat, sign, np.array([(sign * part).max() for part in parts], np.float32), size)
+        assert np.array_equal(tail.values, np.sort(sign * flat)[::-1][:size])
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_quantiles_of_magnitudes_are_those_of_the_longer_side(side: int) -> None:
+    x = np.linspace(-1, 100, 20001).astype(np.float32) * side
+    found = Histogram()
+    found.update(x)
+    for share in (0.3, 0.5, 0.9):
+        assert found.magnitude_quantile(share) == pytest.approx(np.quantile(np.abs(x), share), rel=0.05)
+
+
+def test_the_outermost_are_not_zero() -> None:
+    found: Any = SimpleNamespace(ends=SimpleNamespace(outermost=[np.array([3, 1e-30, 0, 0]), np.array([0.5, 0.25])]))
+    assert [one.tolist() for one in Outlined._outermost(found)] == [[3, 1e-30], [0.5, 0.25]]

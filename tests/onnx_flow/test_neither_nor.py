@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from tests.onnx_flow import models
@@ -16,11 +17,11 @@ from tests.onnx_flow.test_rules_directly import constant
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
-from quark.numerics.granularity import Channel, Group
-from quark.onnx import QConfig
+from quark.numerics.granularity import Channel, Group, Tensor
+from quark.onnx import QConfig, counted
 from quark.onnx.graph.model import load
 from quark.onnx.graph.surgery import Names
-from quark.onnx.npu import adapt, rules, softmax
+from quark.onnx.npu import adapt, limits, rules, softmax
 from quark.onnx.npu.positions import Positions
 from quark.onnx.pipeline import prepare
 from quark.onnx.qdq import (
@@ -32,6 +33,7 @@ from quark.onnx.qdq import (
     float_biases,
     floats,
     masks,
+    op_type_names,
     outputs,
     parameters,
     place,
@@ -41,6 +43,7 @@ from quark.onnx.qdq import (
     tables,
 )
 from quark.onnx.qdq.op_rules import OP_RULES
+from quark.operators import OPERATORS
 
 
 @pytest.mark.parametrize(("fill", "expected"), [
@@ -363,3 +366,93 @@ def test_biases_that_the_runtime_sees_as_float(format: str | None, told: bool) -
         plan.put(TensorPlan("b", "weight", TensorSpec(format), "", "b"))
     found = [(one.name, one.role, one.bias_of) for one in float_biases.float_biases(model, plan)]
     assert found == ([("b", "bias", ("x", "w"))] if told else [])
+
+
+SHIFTS = {
+    "sum": (rules.write_add, -7, 25, min),
+    "product": (rules.write_mul, 0, 32, sum),
+    "swish": (rules.shift_swish, 0, 15, sum),
+}
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+def test_results_stay_within_the_shifter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every distance of the result from its operands, up to the first that is too far on either side."""
+    rule, low, high, total_of = SHIFTS[name]
+    places = {"a": 5, "b": 4}
+    monkeypatch.setattr(rules, "_inputs", lambda node, at: ["a", "b"])
+    monkeypatch.setattr(rules, "_is_swish", lambda node: True)
+    monkeypatch.setattr(rules, "_at", lambda at, name: places[name])
+    at: Any = SimpleNamespace(written=lambda node: "y")
+    total = total_of(places[one] for one in ("a", "b"))
+    for shift in range(low - 3, high + 4):
+        places["y"] = total - shift
+        expected = total - (low if shift < low else high if shift > high else shift)
+        assert list(rule(None, at)) == [("y", expected)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_tensors_on_which_rules_disagree_are_told_three_of_them(count: int) -> None:
+    rule: Any = SimpleNamespace(name="r")
+    told = limits._unsettled([limits.MovedTensor(rule, f"t{k}", k) for k in range(count)])
+    assert len(told) == (count > 0)
+    for note in told:
+        shown = [f"t{k}" for k in range(min(count, 3))] + ["…"] * (count > 3)
+        assert f"{count} tensors ({', '.join(shown)})" in note
+
+
+def test_counted_samples_are_complete_once() -> None:
+    saved: list[bool] = []
+    found: Any = SimpleNamespace(_journal=True, complete=False)
+    found._save = lambda: saved.append(found.complete)
+    for _ in range(2):
+        counted.CountedSamples.close(found)
+    found._journal, found.complete = False, False
+    counted.CountedSamples.close(found)
+    assert saved == [True] and not found.complete
+
+
+def test_a_softmax_in_no_graph_stays() -> None:
+    node = ir.node("Softmax", [ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT))])
+    assert softmax.rewrite(node, node, None) is False  # type: ignore[arg-type]
+    model = named("g (float[2] x) => (float[2] y) { y = Softmax (x) }", {})
+    assert softmax.rewrite(model.graph[0], model.graph[0], Names(model)) is True
+
+
+def test_operators_that_exist_are_those_of_onnx_of_its_runtime_and_ours() -> None:
+    found = op_type_names.existing_types()
+    assert {schema.name for schema in onnx.defs.get_all_schemas()} <= found
+    assert op_type_names.runtime_types() <= found and set(OPERATORS) <= found
+    assert "FusedConv" in found and "Conv" in found and "Convolution" not in found
+
+
+@pytest.mark.parametrize(("rule", "method"), [("float32", "minmax"), ("power_of_two", "mse")])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("aligned", [False, True])
+def test_a_constant_operand_is_searched_on_its_values(
+    rule: Any, method: str, own: bool, aligned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the settings of a method of ours, not with those of a user's own."""
+    settings = (("percentile", 99.0),)
+    monkeypatch.setattr(place, "BUILT_IN", () if own else ("percentile",))
+    inputs = TensorSpec("uint8", scale_rule=rule, method="percentile", settings=settings)
+    weight = replace(inputs, format="int8", granularity=Channel(0))
+    job: Any = SimpleNamespace(options=SimpleNamespace(AlignEltwiseQuantType=aligned))
+    found = place._for_operand(LayerSpec(inputs=inputs, weight=weight), job)
+    assert (found.format, found.granularity) == (("uint8", inputs.granularity) if aligned else ("int8", Tensor()))
+    assert found.method == method and found.settings == (() if own else settings)
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_nodes_that_an_earlier_run_left_are_left_unless_they_are_asked_for(
+    chosen: bool, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = named("g (float[2] x) => (float[2] y) { y = Relu (x) }", {})
+    node, left = model.graph[0], list[Any]()
+    monkeypatch.setattr(place, "_asked_for", lambda node, placement: asked)
+    monkeypatch.setattr(place, "_leave", lambda node, *others: left.append(node))
+    placement: Any = SimpleNamespace(model=model)
+    entry: Any = (OP_RULES["Relu"], LayerSpec())
+    place._leave_tuned([node.name or ""], {node: entry if chosen else None}, placement)
+    assert left == ([node] if chosen and not asked else [])

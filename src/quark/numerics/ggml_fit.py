@@ -58,7 +58,7 @@ def squares(left: np.ndarray, w: np.ndarray) -> np.ndarray:
 def fit_signed(x: np.ndarray, w: np.ndarray, middle: int) -> np.ndarray:
     """Steps [..] of blocks [.., n]: what the codes explain is most."""
     top, wx = extreme(x), w * x
-    best, most = -top / np.float32(middle), np.full(top.shape, -1, np.float32)
+    best, most = np.zeros_like(top), np.full(top.shape, -1, np.float32)  # whatever is tried explains more than that
     for more in TRIED:
         codes = codes_of(x, (-top / (middle + more))[..., None], -middle, middle - 1)
         product = dot(wx, codes)

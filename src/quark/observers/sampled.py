@@ -55,8 +55,7 @@ class Sampled(Histogram):
         self._thinned = True
         whole = flat.size - flat.size % step
         self._thin(flat[:whole], step)
-        if whole < flat.size:
-            self._postpone(flat[whole:])
+        self._postpone(flat[whole:])  # a step is no divisor: something is left
 
     def _thin(self, flat: np.ndarray, step: int) -> None:
         """Count every ``step``-th value for ``step`` of them, and look at the outermost of all."""

@@ -35,7 +35,7 @@ from quark.onnx.npu.positions import Positions
 Move = tuple[str, Any]
 Moves = Callable[[ir.Node, Positions], Iterator[Move]]
 
-READ_RANGE = (0, 7)
+READ_APART = 7
 ADD_RANGE = (-7, 25)
 MUL_RANGE = (0, 32)
 CUT_RANGE = (0, 16)
@@ -108,8 +108,8 @@ def shift_read(node: ir.Node, at: Positions) -> Iterator[Move]:
     telling = _telling(names, at)
     positions = [int(_at(at, name)) for name in telling]
     yield from ((name, min(positions)) for name in names if name not in telling)
-    if max(positions) - min(positions) > READ_RANGE[1]:
-        yield telling[positions.index(max(positions))], min(positions) + READ_RANGE[1]
+    if max(positions) - min(positions) > READ_APART:
+        yield telling[positions.index(max(positions))], min(positions) + READ_APART
 
 
 def _output_within(total: int, node: ir.Node, at: Positions, bounds: tuple[int, int]) -> Iterator[Move]:

@@ -124,9 +124,7 @@ def emit_nbits(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     for node in list(model.graph):
         if not plan.nodes[node.name or ""].quantized:
             continue
-        weight = node.inputs[WEIGHTS[node.op_type]]
-        if weight is None or weight.const_value is None:
-            raise ModelError(f"the node {node.name!r} has no weight")
+        weight = operand(node, WEIGHTS[node.op_type])
         rows = node.op_type == "Gather" or bool(int_attribute(node, "transB", 0))
         key = weight.name or "", rows
         if key not in done:
@@ -171,8 +169,7 @@ def _blocks(values: np.ndarray, nbits: NBits, tensor: TensorPlan) -> WeightGroup
 def _product(model: ir.Model, names: Names, node: ir.Node, written: Written, nbits: NBits) -> None:
     """MatMulNBits for MatMul and Gemm; the bias of a Gemm is added."""
     codes, scales, points = written
-    weight, bias = node.inputs[1], input_at(node, 2)
-    shape = (0, 0) if weight is None or weight.const_value is None else weight.const_value.shape.numpy()
+    shape, bias = tensor_of(operand(node, 1)).shape.numpy(), input_at(node, 2)
     turned = bool(int_attribute(node, "transB", 0))
     sizes = {"K": shape[1 if turned else 0], "N": shape[0 if turned else 1]}
     numbers = {**sizes, "bits": nbits.Bits, "block_size": nbits.GroupSize}
@@ -206,9 +203,8 @@ def _gather(model: ir.Model, names: Names, node: ir.Node, written: Written, nbit
 
 def _rows(model: ir.Model, names: Names, value: ir.Value, width: int | None = None) -> ir.Value:
     """The initializer as [rows, the first ``width`` of the rest]; as it is where it is that already."""
-    tensor = value.const_value
-    if tensor is None or (len(tensor.shape) == 2 and tensor.shape[1] == (width or tensor.shape[1])):
-        return value
-    array = tensor.numpy()
+    array = tensor_of(value).numpy()
     rows = np.ascontiguousarray(array.reshape(len(array), -1)[:, :width])
+    if rows.shape == array.shape:
+        return value
     return add_initializer(model.graph, rows, names.fresh(f"{value.name}_rows"))

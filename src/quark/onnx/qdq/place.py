@@ -7,6 +7,7 @@ then the tensors that must stay float between fused operators are taken out agai
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -65,7 +66,7 @@ class Placement:
     decoding: set[ir.Node] = field(default_factory=set)
     masking: set[ir.Node] = field(default_factory=set)
     masked: set[ir.Value] = field(default_factory=set)
-    ranks: dict[str, int] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     apart: list[own_inputs.Apart] = field(default_factory=list)
 
     def add(
@@ -90,8 +91,8 @@ class Placement:
             self.ranks[name] = rank
             return
         merged = None if readers is None or known.readers is None else known.readers | readers
-        later = rank > self.ranks.get(name, 0)
-        self.ranks[name] = max(rank, self.ranks.get(name, 0))
+        later = rank > self.ranks[name]
+        self.ranks[name] = max(rank, self.ranks[name])
         plan.tensors[name] = replace(
             known,
             readers=merged,
@@ -444,7 +445,7 @@ def _pass_through(node: ir.Node, layer: LayerSpec, placement: Placement) -> None
         if not slots.is_float(value) or value in placement.masked:
             continue
         moved = f"{reason} moves the values of {source.name!r}"
-        asked = placement.ranks.get(value.name or "", 0)
+        asked = placement.ranks[value.name or ""]
         placement.add(value, members.spec, moved, rank)
         own = plan.tensors[value.name or ""]
         if asked <= rank or own.spec == members.spec:  # otherwise a later entry gives its reader a spec of its own
