@@ -274,6 +274,26 @@ def test_no_constants_are_written_out_that_are_larger_than_what_they_are_made_of
     np.testing.assert_array_equal(models.run(after, feeds)[0], models.run(before, feeds)[0])
 
 
+@pytest.mark.parametrize("dtype", ["float", "float16", "int32"])
+def test_a_cast_to_the_type_of_a_tensor_is_a_constant_where_the_type_is_known(dtype: str) -> None:
+    """torch's exporter writes a bias of nothing so, with optimize=False: BatchNormalization was not folded into it."""
+    body = "c = CastLike (half, x) b = Expand (c, two) y = Add (x, b)"
+    made = models.model(f"g ({dtype}[2] x) => ({dtype}[2] y) {{ {body} }}", {"half": np.array(1.5, np.float32), "two": np.array([2])}, 15)
+    model = load(made)
+    assert fold_constants.run(model).fired == 3 and operators(model) == ["Add"]
+    feed = {"x": np.ones(2, {"float": np.float32, "float16": np.float16, "int32": np.int32}[dtype])}
+    np.testing.assert_array_equal(models.run(to_proto(model), feed)[0], models.run(made, feed)[0])
+
+
+def test_a_cast_to_a_type_that_nobody_knows_stays() -> None:
+    text = "g (float[2] x) => (float[2] y) { u = Own.Unknown (x) c = CastLike (half, u) y = Add (x, x) }"
+    model = load(models.model(text.replace("Own.Unknown", "Identity"), {"half": np.array(1.5, np.float32)}, 15))
+    model.graph[0].domain = "own"
+    model.graph[0].outputs[0].type = None
+    fold_constants.run(model)
+    assert "CastLike" in operators(model)
+
+
 def test_results_that_are_larger_than_what_they_are_made_of_stay() -> None:
     graph = "g (float[1] x) => (float[a, b] y) { big = Expand (one, shape) y = Add (x, big) }"
     model = load(models.model(graph, {"one": np.ones(1, np.float32), "shape": np.array([500, 500])}))

@@ -54,19 +54,43 @@ LEFT_ALONE = frozenset(
 def run(model: ir.Model) -> PassReport:
     """Fold until nothing more can be, in place."""
     graph = model.graph
-    if not (any(_reads_shape(node) for node in graph) or any(_is_fixed(node, set()) for node in graph)):
+    if not any(_reads_shape(node) or _casts_like(node) or _is_fixed(node, set()) for node in graph):
         return PassReport("fold_constants")
     graph.sort()
     fired, refused = 0, []
     while True:
         infer_shapes(model)
-        count = _fold_shapes(graph, Names(model))
+        count = _name_types(graph) + _fold_shapes(graph, Names(model))
         candidates = list(_candidates(graph))
         refused = [f"{label(node)} stays: {reason}" for node, reason in candidates if reason]
         count += _evaluate(model, [node for node, reason in candidates if not reason], refused)
         fired += count
         if not count:
             return PassReport("fold_constants", fired, tuple(refused))
+
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+def _casts_like(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type == "CastLike"
+
+
+def _name_types(graph: ir.Graph) -> int:
+    """A CastLike reads a tensor for its type alone: where that is known it is a Cast, which constants can be behind.
+
+    Functions of exporters that are written for any type make them, for biases, paddings and bounds.
+    """
+    fired = 0
+    for node in list(graph):
+        like = node.inputs[1] if _casts_like(node) else None
+        if like is None or like.dtype is None:
+            continue
+        node.op_type = "Cast"
+        node.resize_inputs(1)
+        node.attributes["to"] = ir.AttrInt64("to", int(like.dtype))
+        fired += 1
+    return fired
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------
