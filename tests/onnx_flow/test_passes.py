@@ -278,7 +278,8 @@ def test_no_constants_are_written_out_that_are_larger_than_what_they_are_made_of
 def test_a_cast_to_the_type_of_a_tensor_is_a_constant_where_the_type_is_known(dtype: str) -> None:
     """torch's exporter writes a bias of nothing so, with optimize=False: BatchNormalization was not folded into it."""
     body = "c = CastLike (half, x) b = Expand (c, two) y = Add (x, b)"
-    made = models.model(f"g ({dtype}[2] x) => ({dtype}[2] y) {{ {body} }}", {"half": np.array(1.5, np.float32), "two": np.array([2])}, 15)
+    weights = {"half": np.array(1.5, np.float32), "two": np.array([2])}
+    made = models.model(f"g ({dtype}[2] x) => ({dtype}[2] y) {{ {body} }}", weights, 15)
     model = load(made)
     assert fold_constants.run(model).fired == 3 and operators(model) == ["Add"]
     feed = {"x": np.ones(2, {"float": np.float32, "float16": np.float16, "int32": np.int32}[dtype])}
