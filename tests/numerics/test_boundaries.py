@@ -191,3 +191,11 @@ def test_values_whose_squares_are_no_floats_get_the_step_of_their_range() -> Non
     with np.errstate(over="ignore", invalid="ignore"):
         wide, low = ggml_fit.fit_affine(x, np.ones_like(x), 15, False)
     assert (wide, low) == (pytest.approx(2e25 / 15, rel=1e-6), pytest.approx(-1e25, rel=1e-6))
+
+
+@pytest.mark.parametrize("name", [name for name, row in GGML.items() if row.signed and row.units == 1])
+def test_rows_are_held_up_to_the_largest_scale_of_float16(name: str) -> None:
+    row = GGML[name]
+    top = np.float32(65504) * np.float32(row.largest)
+    for value, held in ((top, True), (np.nextafter(top, np.float32(np.inf)), False), (np.float32(0), True)):
+        assert row.held(np.array([[value, 0], [top, 1]], np.float32)) is held

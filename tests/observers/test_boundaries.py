@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quark.config.tensor import TensorSpec
+from quark.observers import non_overflow
 from quark.observers.histogram import Histogram
 from quark.observers.outlined import Outlined, outlined
 from quark.observers.tails import BLOCK, Tail, Tails, quantiles
@@ -60,3 +62,19 @@ def test_quantiles_of_magnitudes_are_those_of_the_longer_side(side: int) -> None
 def test_the_outermost_are_not_zero() -> None:
     found: Any = SimpleNamespace(ends=SimpleNamespace(outermost=[np.array([3, 1e-30, 0, 0]), np.array([0.5, 0.25])]))
     assert [one.tolist() for one in Outlined._outermost(found)] == [[3, 1e-30], [0.5, 0.25]]
+
+
+@pytest.mark.parametrize("format", ["int8", "uint8", "int4"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_scales_of_powers_of_two_that_do_not_overflow_hold_both_ends(format: str, symmetric: bool) -> None:
+    grid = TensorSpec(format, symmetric, scale_rule="power_of_two").grid
+    rng = np.random.default_rng(8)
+    lo, hi = -np.exp2(rng.uniform(-6, 6, 500)), np.exp2(rng.uniform(-6, 6, 500))
+    found = non_overflow.fitted(lo, hi, grid)
+    nearest = grid.parameters(lo, hi)
+    scale, zero = (np.asarray(one, np.float64) for one in grid.parameters(*found))
+    assert np.isin(scale / np.asarray(nearest[0], np.float64), (1, 2)).all()
+    kept = (found[0] == lo) & (found[1] == hi)
+    assert kept.any() and not kept.all()
+    bottom, top = ((end - zero) * scale for end in (grid.format.min, grid.format.max))
+    assert (bottom[kept] <= lo[kept]).all() and (hi[kept] <= top[kept]).all()

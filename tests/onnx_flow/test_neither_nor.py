@@ -14,6 +14,7 @@ from tests.onnx_flow import models
 from tests.onnx_flow.test_asked_directly import named, planned
 from tests.onnx_flow.test_rules_directly import constant
 
+from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
@@ -28,11 +29,13 @@ from quark.onnx.qdq import (
     activation_nodes,
     align,
     biases,
+    divisors,
     dynamic,
     emit,
     float_biases,
     floats,
     masks,
+    nbits,
     op_type_names,
     outputs,
     parameters,
@@ -456,3 +459,33 @@ def test_nodes_that_an_earlier_run_left_are_left_unless_they_are_asked_for(
     entry: Any = (OP_RULES["Relu"], LayerSpec())
     place._leave_tuned([node.name or ""], {node: entry if chosen else None}, placement)
     assert left == ([node] if chosen and not asked else [])
+
+
+@pytest.mark.parametrize("exponents", [[-2.0], [0.0], [2.0], [2.0, -1.0], [0.0, 3.0]])
+def test_a_negative_power_divides(exponents: list[float]) -> None:
+    model = named("g (float[2] x) => (float[2] y) { y = Pow (x, e) }", {"e": np.array(exponents, np.float32)})
+    found = divisors._divisor(model.graph[0])
+    assert found is (model.graph.inputs[0] if min(exponents) < 0 else None)
+
+
+@pytest.mark.parametrize("version", [11, 12, 13, 17])
+@pytest.mark.parametrize(("axis", "newer", "older"), [(None, 1, 300), (1, 300, 300), (2, 1, 1), (0, 5, 1500)])
+def test_what_a_softmax_sums(axis: int | None, newer: int, older: int, version: int) -> None:
+    """One axis, the last unasked; before opset 13 all from an axis on, the second unasked."""
+    told = "" if axis is None else f"<axis = {axis}>"
+    model = named(f"g (float[5, 300, 1] x) => (float[5, 300, 1] y) {{ y = Softmax{told} (x) }}")
+    step = constant()
+    step.const_value = ir.tensor(np.array(1.0, np.float32))
+    model.graph.append(ir.node("QuantizeLinear", [model.graph[0].outputs[0], step]))
+    summed = newer if version >= 13 else older
+    assert runtime_faults._overflows(model.graph[0], version) is (summed <= 2)
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+@pytest.mark.parametrize("beta", [1.0, 2.0])
+def test_a_plain_gemm_alone_is_a_product_of_blocks(turned: int, alpha: float, beta: float) -> None:
+    told = f"<transA = {turned}, alpha = {alpha}, beta = {beta}>"
+    model = named(f"g (float[8, 8] x) => (float[8, 8] y) {{ y = Gemm{told} (x, w) }}", {"w": models.normal(8, 8)})
+    why = nbits._why_float(model.graph[0], nbits.NBits(), Options(), None)
+    assert (why is None) is (not turned and alpha == beta == 1.0)

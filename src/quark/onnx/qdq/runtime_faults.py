@@ -30,7 +30,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import Names, constant_array, is_constant, opset
+from quark.onnx.graph.surgery import Names, constant_array, input_at, is_constant, opset
 
 #: Whose float weights ONNX Runtime rounds, and what it looks through for the QuantizeLinear behind.
 ROUNDED, PASSED = frozenset(["Conv", "ConvTranspose", "Gemm"]), frozenset(["Relu", "Clip"])
@@ -212,7 +212,8 @@ def _is_below(node: ir.Node, model: ir.Model) -> bool:
 def _origin(node: ir.Node) -> ir.Node | None:
     """The DequantizeLinear that a node is, or that a chain of movers leads back to."""
     while _is_mover(node):
-        source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+        value = input_at(node, 0)
+        source = None if value is None else value.producer()
         if source is None:
             return None
         node = source
