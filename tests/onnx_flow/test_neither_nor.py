@@ -34,6 +34,7 @@ from quark.onnx.qdq import (
     emit,
     float_biases,
     floats,
+    isolated,
     masks,
     nbits,
     op_type_names,
@@ -489,3 +490,39 @@ def test_a_plain_gemm_alone_is_a_product_of_blocks(turned: int, alpha: float, be
     model = named(f"g (float[8, 8] x) => (float[8, 8] y) {{ y = Gemm{told} (x, w) }}", {"w": models.normal(8, 8)})
     why = nbits._why_float(model.graph[0], nbits.NBits(), Options(), None)
     assert (why is None) is (not turned and alpha == beta == 1.0)
+
+
+@pytest.mark.parametrize("missing", [None, 0, 1])
+@pytest.mark.parametrize("sixth", [False, True])
+def test_the_table_of_the_device_needs_both_positions_and_its_slope(
+    missing: int | None, sixth: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "is_sixth", lambda node: sixth)
+    monkeypatch.setattr(rules, "_at", lambda at, name: {"x": 20, "y": 2}[name])
+    at: Any = SimpleNamespace(
+        read=lambda node, slot: None if missing == 0 else "x", written=lambda node: None if missing == 1 else "y"
+    )
+    found = list(rules.hard_sigmoid(None, at))  # type: ignore[arg-type]
+    assert found == ([("x", 15), ("y", 7)] if missing is None and sixth else [])
+
+
+def test_neighbours_are_beside_float_values_that_are_there() -> None:
+    model = named("""g (float[4] x, int64[4] i) => (float[4] y, int64[4] j) { a = Relu (x) k = Neg (i)
+        b = Clip (a, , high) y = Gather (b, k) j = Abs (k) }""", {"high": np.array(6, np.float32)})  # fmt: skip
+    nodes = {node.op_type: node for node in model.graph}
+    for name, beside in {"Clip": "Relu Gather", "Gather": "Clip", "Relu": "Clip", "Neg": "", "Abs": ""}.items():
+        assert [node.op_type for node in isolated._neighbours(nodes[name])] == beside.split()
+
+
+IF = "If (c) <then_branch = t () => (float[2] a) {a = Relu (x)}, else_branch = e () => (float[2] b) {b = Neg (x)}>"
+
+
+@pytest.mark.parametrize("domain", ["", "own"])
+@pytest.mark.parametrize("text", [IF, "Relu (x)"])
+def test_there_are_no_rules_for_other_domains_and_for_bodies(domain: str, text: str) -> None:
+    node = named(f"g (float[2] x, bool c) => (float[2] y) {{ y = {text} }}").graph[-1]
+    node.domain, node.meta[slots.STAYS_FLOAT] = domain, "added"
+    decisions = {node.name or "": SimpleNamespace(layer=LayerSpec(), reason="asked")}
+    placement: Any = SimpleNamespace(job=SimpleNamespace(options=Options()), decisions=decisions)
+    why = str(place._why_float(node, placement))
+    assert why.startswith("no rule") if domain or text == IF else why == "added"
