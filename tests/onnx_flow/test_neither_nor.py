@@ -526,3 +526,12 @@ def test_there_are_no_rules_for_other_domains_and_for_bodies(domain: str, text: 
     placement: Any = SimpleNamespace(job=SimpleNamespace(options=Options()), decisions=decisions)
     why = str(place._why_float(node, placement))
     assert why.startswith("no rule") if domain or text == IF else why == "added"
+
+
+@pytest.mark.parametrize("dtype", [ir.DataType.INT8, ir.DataType.UINT8])
+@pytest.mark.parametrize("known", [False, True])
+def test_codes_with_a_sign_that_are_no_constant_are_computed(dtype: ir.DataType, known: bool) -> None:
+    value = ir.Value(name="v", type=ir.TensorType(dtype))
+    value.const_value = ir.tensor(np.zeros(2, dtype.numpy())) if known else None
+    assert runtime_faults._is_computed_int8(value) is (dtype == ir.DataType.INT8 and not known)
+    assert not runtime_faults._is_computed_int8(None)
