@@ -23,7 +23,7 @@ from quark.onnx.graph.pieces import WHOLE
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import unknown_operator
 from quark.onnx.graph.shapes import infer_shapes, leave_unsaid, names_stated, prove_shapes
-from quark.onnx.passes import constants
+from quark.onnx.passes import constants, quant_to_float
 from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs
 from quark.onnx.passes.registry import apply, get_pass
 from quark.onnx.qdq.node_kinds import opset_of
@@ -315,11 +315,11 @@ def refuse_quantized(model: ir.Model, of: object) -> None:
     """Raise ``ModelError`` for a model that already holds quantized operators."""
     found = [node for node in model.graph if node.op_type in _QUANTIZED_OPS]
     if found:
-        first = found[0]
+        first, back = found[0], quant_to_float.undoes(model, {node.op_type for node in found})
         raise ModelError(
             f"the model is already quantized: it holds {len(found)} quantization nodes, the first is {first.op_type} "
-            f"{first.name!r}. Give the float model it was made from, or make one of it: "
-            f"{tool_command('convert_quant_to_float', of)}"
+            f"{first.name!r}. Give the float model it was made from"
+            + (f", or make one of it: {tool_command('convert_quant_to_float', of)}" if back else "")
         )
 
 

@@ -6,10 +6,12 @@ it is run on its own, so every format comes back exactly as it ran.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.quantized import stored
+from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED, stored
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import open_session
 from quark.onnx.graph.surgery import (
@@ -22,21 +24,28 @@ from quark.onnx.graph.surgery import (
     remove_unused_functions,
     tensor_alias,
 )
-from quark.onnx.passes import remove_qdq
+from quark.onnx.passes import dynamic_to_float, remove_qdq
 
 SUFFIXES = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_quantized", "_codes")
+DYNAMIC = frozenset(["DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeLSTM"])
+
+
+def undoes(model: ir.Model, kinds: Iterable[str]) -> bool:
+    """Whether nothing quantized is left by ``run``: ``kinds`` are the quantized operators of the model."""
+    return {*kinds} <= QUANTIZE | DEQUANTIZE | FUSED | STORED | DYNAMIC and not dynamic_to_float.left(model)
 
 
 def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
     report = remove_qdq.run(model)
-    fired, names = report.fired, None
+    fired, refused = dynamic_to_float.run(model)
+    fired, names = fired + report.fired, None
     for node in [*stored(model), *_casts(model)]:
         names = names or Names(model)
         _dequantize(node, model, names)
         fired += 1
     remove_unused_functions(model)
-    return PassReport("quant_to_float", fired, report.refused)
+    return PassReport("quant_to_float", fired, (*report.refused, *refused))
 
 
 def _casts(model: ir.Model) -> list[ir.Node]:

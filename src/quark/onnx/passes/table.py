@@ -293,7 +293,7 @@ TABLE: tuple[Pass, ...] = (
     ),
     Pass(
         "convert_quant_to_float",
-        "A quantized model becomes a float one with the weights that its codes stand for.",
+        "A quantized model, static or dynamic, becomes a float one with the weights that its codes stand for.",
         quant_to_float.run,
         changes="activations are no longer rounded",
     ),

@@ -1,4 +1,4 @@
-"""A quantized model becomes a float one with the weights that its codes stand for."""
+"""A quantized model, static or dynamic, becomes a float one with the weights that its codes stand for."""
 
 from __future__ import annotations
 
