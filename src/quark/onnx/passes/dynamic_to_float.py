@@ -96,14 +96,17 @@ def _is_cast(node: ir.Node) -> bool:
 def _become_float(node: ir.Node, model: ir.Model, names: Names) -> None:
     taken = []
     for slot in (0, 1):
-        value, point = input_at(node, slot), constant_array(input_at(node, slot + 2))
-        codes, producer = constant_array(value), None if value is None else value.producer()
+        value, codes = input_at(node, slot), constant_array(input_at(node, slot))
+        producer = None if value is None else value.producer()
         if codes is None and producer is not None:
             taken.append(producer.inputs[0])
             continue
-        shape = (-1, *[1] * (np.ndim(codes) - 1)) if node.op_type == "ConvInteger" else np.shape(point)
-        floats = np.asarray(codes, np.float32) - np.asarray(0 if point is None else point, np.float32).reshape(shape)
-        taken.append(add_initializer(model.graph, floats, names.fresh(f"{'' if value is None else value.name}_float")))
+        floats, point = np.asarray(codes, np.float32), constant_array(input_at(node, slot + 2))
+        zero = np.asarray(0 if point is None else point, np.float32)
+        if node.op_type == "ConvInteger":  # one for all, or one per channel of the first axis
+            zero = zero.reshape(-1, *[1] * (floats.ndim - 1))
+        name = names.fresh(f"{'' if value is None else value.name}_float")
+        taken.append(add_initializer(model.graph, floats - zero, name))
     node.op_type = _FLOAT[node.op_type]
     node.resize_inputs(2)
     for slot, value in enumerate(taken):
