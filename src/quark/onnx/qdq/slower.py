@@ -8,7 +8,8 @@ same model gives the same file on every machine. Nodes that run as one kernel ar
 and its activation function, Sigmoid and Mul of a SiLU. What saves less than ``LEAST_PART`` of the model's
 time, or little in all, stays as configured.
 
-Not handled: nodes of unknown rank count as free. A free dimension counts as 1 where it is the first, else as ``FREE``.
+Not handled: nodes of unknown rank count as free. A free dimension counts as 1 where it is the first, as ``SIDE`` in
+pictures, else as ``FREE``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ REASON = f"{OPTION}: the CPU's kernels are faster in float here, conversions cou
 #: larger part; each connected group of them the third. The table is good for sums of several calls, not for one.
 LEAST_PART, LEAST_TIME, LARGER_PART, LEAST_OF_GROUP = 0.005, 50.0, 0.05, 0.0002
 FREE = 64
+#: The same for both sides of a picture that is an input of the model: of 64 x 64 a detector's last layers would see
+#: 2 x 2, and stay float.
+SIDE = 256
 #: Operators without a row whose kernels take about as long as those of one that has a row.
 _LIKE = {
     "Clip": "Relu",
@@ -117,9 +121,15 @@ def _sized(model: ir.Model) -> ir.Model:
         return model
     sized = model.clone()
     for value in sized.graph.inputs:
-        value.shape = None if value.shape is None else ir.Shape(_sizes(value) or ())
+        value.shape = None if value.shape is None else ir.Shape(_input_sizes(value.shape))
     empty = prove_shapes(sized) and any(0 in (_sizes(value) or ()) for node in sized.graph for value in node.outputs)
     return model if empty else sized  # nothing is left of a sound of 64 samples behind a kernel of 256
+
+
+def _input_sizes(shape: ir.Shape) -> list[int]:
+    free = [axis for axis, size in enumerate(shape) if axis and not isinstance(size, int)]
+    most = SIDE if len(shape) == 4 and len(free) == 2 else FREE
+    return [size if isinstance(size, int) else 1 if axis == 0 else most for axis, size in enumerate(shape)]
 
 
 def _least(whole: float, some: bool) -> float:
