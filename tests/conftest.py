@@ -47,7 +47,9 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
+    """Nor are the libraries that tests import, again and again: every tenth second of the tests went there."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     gc.enable()
 
 
