@@ -261,6 +261,48 @@ def test_links_to_external_data_are_followed(tmp_path: Path) -> None:
     models.assert_close(models.run(result, inputs), models.run(models.cnn(), inputs), 0)
 
 
+@pytest.mark.parametrize("way", ["a link", "a link to a folder", "beside a linked model"])
+def test_links_out_of_the_folder_are_not(way: str, tmp_path: Path) -> None:
+    """Whoever packed the model chose what they point at."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    saved_with_external_data(home)
+    (home / "big.data").rename(elsewhere / "big.data")
+    path = home / "big.onnx"
+    if way == "a link to a folder":
+        proto = onnx.load(path, load_external_data=False)
+        for entry in (one for tensor in proto.graph.initializer for one in tensor.external_data):
+            if entry.key == "location":
+                entry.value = "up/big.data"
+        onnx.save(proto, path)
+        (home / "up").symlink_to(elsewhere, target_is_directory=True)
+    else:
+        (home / "big.data").symlink_to(elsewhere / "big.data")
+    if way == "beside a linked model":
+        path = tmp_path / "linked.onnx"
+        path.symlink_to(home / "big.onnx")
+        (tmp_path / "big.data").symlink_to("/etc/hosts")
+    with pytest.raises(ModelError, match=r"outside the model's folder: '.*' is a link to"):
+        load(path)
+
+
+@pytest.mark.parametrize("value", ["1e3", "-1", "", "\x1b", "9" * 30])
+@pytest.mark.parametrize("key", ["offset", "length"])
+def test_places_of_external_data_that_are_no_numbers_are_told(key: str, value: str, tmp_path: Path) -> None:
+    path = saved_with_external_data(tmp_path)
+    proto = onnx.load(path, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        kept = {one.key: one.value for one in tensor.external_data if one.key != key}
+        del tensor.external_data[:]
+        for name, one in {**kept, key: value}.items():
+            tensor.external_data.add(key=name, value=one)
+    onnx.save(proto, path)
+    with pytest.raises(ModelError) as caught:
+        load(path)
+    assert "argument" not in str(caught.value) and "Traceback" not in str(caught.value)
+
+
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 

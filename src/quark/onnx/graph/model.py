@@ -80,7 +80,7 @@ def load(model: ModelInput) -> ir.Model:
         _replace_tensors(ours, tensor_alias)
         return _tidied(ours, "the given model")
     if isinstance(model, onnx.ModelProto):
-        return _from_proto(model, "the given ModelProto", Path(), tensor_alias)
+        return _from_proto(model, "the given ModelProto", Path("model.onnx"), tensor_alias)
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
     path = Path(model)
@@ -88,7 +88,7 @@ def load(model: ModelInput) -> ir.Model:
     if ahead is not None:
         return ahead
     proto, weights = _read(path)
-    return _from_proto(proto, f"{str(path)!r}", path.parent, in_memory, weights)
+    return _from_proto(proto, f"{str(path)!r}", path, in_memory, weights)
 
 
 def load_ahead(path: Path) -> ir.Model:
@@ -180,9 +180,10 @@ def _read(path: Path) -> tuple[onnx.ModelProto, wire.Weights | None]:
 
 
 def _from_proto(
-    proto: onnx.ModelProto, source: str, folder: Path, copy: Copy, weights: wire.Weights | None = None
+    proto: onnx.ModelProto, source: str, path: Path, copy: Copy, weights: wire.Weights | None = None
 ) -> ir.Model:
-    """``copy`` gives each tensor an object of ours; ``weights`` are read; external data is located and checked."""
+    """``copy`` gives each tensor an object of ours; ``weights`` are read; external data beside ``path`` is located and
+    checked."""
     check_proto(proto, source)
     try:
         model = ir.from_proto(proto)
@@ -193,7 +194,7 @@ def _from_proto(
         if isinstance(tensor, ir.ExternalTensor):
             if weights is not None and tensor.location == weights.token:
                 return weights.read(tensor, name)
-            return _located(tensor, name, source, folder)
+            return _located(tensor, name, source, path)
         try:
             return copy(tensor, name)
         except ValueError as error:
@@ -213,8 +214,8 @@ def _replace_tensors(model: ir.Model, copy: Copy) -> None:
 
 def _innermost(error: BaseException) -> str:
     """The reason at the bottom of a chain of errors, on one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    while (inner := error.__cause__ or error.__context__) is not None:  # onnx_ir fails while it tells of some errors
+        error = inner
     return " ".join(str(error).split())
 
 
@@ -233,20 +234,28 @@ def _tensor_attributes(model: ir.Model) -> list[tuple[ir.Node, ir.Attr]]:
     ]
 
 
-def _located(tensor: ir.ExternalTensor, name: str, source: str, folder: Path) -> ir.ExternalTensor:
-    """External data with its full path. Links are followed: model hubs keep the files elsewhere and link to them."""
-    location = Path(tensor.location)
+def _located(tensor: ir.ExternalTensor, name: str, source: str, path: Path) -> ir.ExternalTensor:
+    """External data with its full path.
+
+    Links are followed as far as the folder that the model's own link leads to: model hubs keep all files there. Any
+    other may be of a stranger who wants a file of this machine in what is published.
+    """
+    location, folder = Path(tensor.location), path.parent
+    outside = f"{source}: external data of {name!r} lies outside the model's folder"
     if location.is_absolute() or ".." in location.parts:
-        raise ModelError(f"{source}: external data of {name!r} lies outside the model's folder ({str(location)!r})")
+        raise ModelError(f"{outside} ({str(location)!r})")
     try:
         file = (folder / location).resolve()
         there = file.is_file()
+        homes = folder.resolve(), path.resolve().parent
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, too many letters, links in a circle
         raise ModelError(f"{source}: the file name {str(location)!r:.80} of {name!r}: {reason_of(error)}") from error
     if not there:
         raise ModelError(
             f"{source}: the external data file {str(folder / location)!r} (weights of {name!r}) is missing"
         )
+    if not any(map(file.is_relative_to, homes)):
+        raise ModelError(f"{outside}: {str(location)!r} is a link to {str(file)!r}")
     start, length = tensor.offset or 0, tensor.nbytes if tensor.length is None else tensor.length
     if start < 0 or length != tensor.nbytes:
         raise ModelError(
