@@ -199,3 +199,16 @@ def test_rows_are_held_up_to_the_largest_scale_of_float16(name: str) -> None:
     top = np.float32(65504) * np.float32(row.largest)
     for value, held in ((top, True), (np.nextafter(top, np.float32(np.inf)), False), (np.float32(0), True)):
         assert row.held(np.array([[value, 0], [top, 1]], np.float32)) is held
+
+
+@pytest.mark.parametrize("name", [name for name, row in ELEMENTS.items() if row.bits <= 8])
+def test_a_format_has_what_its_codes_decode_to(name: str) -> None:
+    row = ELEMENTS[name]
+    if isinstance(row, Int):
+        return
+    values = np.asarray(row.decode(np.arange(1 << row.bits, dtype=np.uint8)))
+    assert row.has_nan == np.isnan(values).any()
+    finite = values[np.isfinite(values)]
+    assert (float(row.max), row.signed) == (float(finite.max()), bool((finite < 0).any()))
+    if isinstance(row, Float):
+        assert (finite.max() - finite.min()) / row.divisor(False, False) == 1 == finite.max() / row.divisor(True, False)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError
 from quark.observers import non_overflow
 from quark.observers.histogram import Histogram
 from quark.observers.outlined import Outlined, outlined
+from quark.observers.percentile import search
 from quark.observers.tails import BLOCK, Tail, Tails, quantiles
 
 
@@ -78,3 +80,17 @@ def test_scales_of_powers_of_two_that_do_not_overflow_hold_both_ends(format: str
     assert kept.any() and not kept.all()
     bottom, top = ((end - zero) * scale for end in (grid.format.min, grid.format.max))
     assert (bottom[kept] <= lo[kept]).all() and (hi[kept] <= top[kept]).all()
+
+
+@pytest.mark.parametrize("percentile", [-0.1, 0, 0.5, 1, 100, 100.1])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_percentiles_are_those_of_a_hundred(percentile: float, symmetric: bool) -> None:
+    found = Histogram()
+    found.update(np.arange(100, dtype=np.float32))
+    grid: Any = None
+    if not 0 <= percentile <= 100:
+        with pytest.raises(ConfigError, match="between 0 and 100"):
+            search(found, grid, percentile=percentile, symmetric=symmetric)
+        return
+    low, high = search(found, grid, percentile=percentile, symmetric=symmetric)
+    assert 0 <= low <= high <= 99

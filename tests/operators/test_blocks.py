@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto
-from tests.operators.amd_operators import bfp_quantize_dequantize, mx_quantize_dequantize
+from tests.operators.amd_operators import ROUNDING_MODES, bfp_quantize_dequantize, mx_quantize_dequantize
 from tests.operators.running import assert_same, awkward, run_operator, special
 
 from quark.errors import ConfigError, ModelError
 from quark.numerics.blocks import BLOCKS
-from quark.operators import NodeFacts, node
+from quark.operators import NodeFacts, block_operators, node
 from quark.operators.blockquant import formats
 from quark.operators.mx import ELEMENT_TYPES
 
@@ -150,3 +150,7 @@ def test_one_element_is_a_block_of_our_operator(shape: tuple[int, ...], name: st
     x = np.full(shape, 1.2345, np.float32)
     got = run_operator("BlockQuantizeDequantize", x, {"format": name, "axis": 0})
     assert_same(got, BLOCKS[name].round(x, 0 if shape else -1))
+
+
+def test_roundings_have_the_numbers_that_the_operators_know_them_by() -> None:
+    assert {number: rounding for rounding, number in block_operators.ROUNDING_MODES.items()} == ROUNDING_MODES

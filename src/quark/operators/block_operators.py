@@ -21,6 +21,8 @@ from quark.operators.blockwise import format_attributes
 SHARED_EXPONENT = "e8m0_floor"
 EXPONENT_BITS = 8
 AMD, OWN = "com.amd.quark", "org.openquark"
+#: Rounding of a spec -> the attribute rounding_mode.
+ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
 
 
 @dataclass(frozen=True)

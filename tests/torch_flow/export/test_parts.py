@@ -124,6 +124,7 @@ MOVE, RELU = helper.make_node("Transpose", ["x_v"], ["h"]), helper.make_node("Re
         ([*pair("x"), MOVE, *pair("h"), helper.make_node("Relu", ["h_v"], ["y"])], 0),
         ([*pair("x"), MOVE, helper.make_node("Transpose", ["h"], ["g"]),
           helper.make_node("Add", ["g", "h"], ["y"])], 2),
+        ([*pair("x"), MOVE, *pair("h"), RELU], 0),
         ([*pair("x"), helper.make_node("Transpose", ["x_v"], ["h"], domain="own"), RELU], 0),
     ],
 )  # fmt: skip

@@ -239,6 +239,14 @@ def test_heads_beside_the_model_go_along(ignored: list[str] | None, tmp_path: Pa
     assert left_out.is_ignored(model, "mtp.x") == (ignored == [r"mtp\."])
 
 
+def test_a_folder_without_weights_has_no_heads(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = llama()
+    model.config._name_or_path = str(tmp_path)
+    model._keys_to_ignore_on_load_unexpected = [r"mtp\."]
+    assert list(left_out.left_out_items(model)) == []
+
+
 def test_only_what_is_a_head_goes_along(tmp_path: Path) -> None:
     names = ("mtp.layers.0.weight", "mtp.kept", "skipped")
     save_file({name: torch.zeros(1) for name in names}, tmp_path / "a.safetensors")

@@ -94,10 +94,11 @@ def of_pool(node: ir.Node) -> float | str:
     sides = kernel(node)
     if sides is None or len(set(sides)) != 1 or len(sides) != 2:
         return f"its kernel {sides or 'of unknown size'} is not square"
-    if sides[0] in POOLS:
-        multiplier, shift = POOLS[sides[0]]
-        return sides[0] ** 2 * multiplier / 2**shift
-    return 1.0 if sides[0] > LARGEST else mean_factor(sides[0] ** 2)
+    side = sides[0]
+    if side in POOLS:
+        multiplier, shift = POOLS[side]
+        return side**2 * multiplier / 2**shift
+    return 1.0 if side > LARGEST else mean_factor(side**2)
 
 
 def kernel(node: ir.Node) -> list[int] | None:

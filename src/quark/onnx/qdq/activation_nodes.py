@@ -16,7 +16,8 @@ from quark.config.options import Options
 from quark.config.plan import TensorPlan
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.qdq.initializers import ParameterInitializers, stem
-from quark.onnx.qdq.node_kinds import ROUNDING_MODES, Kind, block_operator, onnx_type
+from quark.onnx.qdq.node_kinds import Kind, block_operator, onnx_type
+from quark.operators.block_operators import ROUNDING_MODES
 
 AMD, OWN = "com.amd.quark", "org.openquark"
 LARGEST_BFLOAT16 = 255 * 2.0**120

@@ -59,10 +59,6 @@ _FOLDED_IN_GROUPS = ("INT8", "UINT8")
 _EXTENDED_TYPES = ("INT32", "UINT32", "FLOAT16", "BFLOAT16")
 
 
-#: Rounding of a spec -> the attribute rounding_mode.
-ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
-
-
 #: Float types whose scale is 1 unless ``ActivationScaled``/``WeightScaled`` ask for a range: its half width.
 REDUCED_RANGE = {"BFLOAT16": 2.0, "FLOAT16": 65504.0}
 

@@ -25,14 +25,13 @@ from quark.numerics.elements import Float, Int
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import WHOLE, Channel, Group, Tensor, Token
 from quark.operators import OWN_DOMAIN, stored, stream
-from quark.operators.block_operators import BlockOperator, operator_of
+from quark.operators.block_operators import ROUNDING_MODES, BlockOperator, operator_of
 from quark.torch.export.layout import BlockLayout, ElementLayout, PairLayout, layout_of_quantizer, store
 from quark.torch.export.onnx_marks import Marked
 from quark.torch.fake_quantize import FakeQuantize, parts
 
 ACTIVATIONS = ("INT8", "UINT8", "INT16", "UINT16")
 STANDARD = (*ACTIVATIONS, "INT32", "INT4", "UINT4")
-ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
 SMALLEST = float(np.finfo(np.float32).tiny)
 
 
