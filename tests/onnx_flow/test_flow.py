@@ -311,6 +311,15 @@ def test_an_unknown_custom_operator_is_named_with_the_remedy() -> None:
         assert run.fired == 0 and "not run" in run.refused[0] and "Swirl" in run.refused[0]
 
 
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A8W8_CPU", "A16W8"])
+def test_a_model_of_double_precision_is_told_so(preset: str) -> None:
+    """What scikit-learn and TensorFlow export of float64 data."""
+    text = "g (double[n, 4] x) => (double[n, 3] y) { h = MatMul(x, w) c = Relu(h) y = Add(c, b) }"
+    proto = models.model(text, {"w": np.eye(4, 3), "b": np.ones(3)})
+    with pytest.raises(ModelError, match=r"MatMul: it computes in float64: export it in float32"):
+        ModelQuantizer(QConfig.get_default_config(preset)).quantize_model(proto, None, [{"x": np.ones((2, 4))}])
+
+
 def test_a_failed_job_keeps_an_older_file(tmp_path: Path) -> None:
     out = tmp_path / "q.onnx"
     out.write_bytes(b"older")

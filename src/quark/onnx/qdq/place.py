@@ -248,7 +248,8 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
     if node in placement.masking:
         return "it carries an attention mask or padding: a scale that covers it would leave the values no resolution"
     if not slots.data_inputs(node, rule) and slots.weight_input(node, rule) is None:
-        return "it reads no float tensor"
+        wide = any(value is not None and value.dtype == ir.DataType.DOUBLE for value in node.inputs)
+        return "it computes in float64: export it in float32" if wide else "it reads no float tensor"
     return None
 
 
