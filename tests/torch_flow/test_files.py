@@ -358,30 +358,34 @@ def test_tied_heads_are_explained(tmp_path: Path) -> None:
 
 
 MEASURE = """
-import sys, torch
+import sys
 from quark.report.process import resident
 from quark.torch import LLMTemplate
-from quark.torch.files import quantize_checkpoint, static
-import quark.torch.export.api, transformers
-torch.zeros(1); before = resident()
-quantize_checkpoint(sys.argv[1], sys.argv[2], LLMTemplate.get("llama").get_config("int8_wo_per_channel"))
+from quark.torch.files import quantize_checkpoint
+config = LLMTemplate.get("llama").get_config("int8_wo_per_channel")
+quantize_checkpoint(sys.argv[1] + "/small", sys.argv[2] + "/small", config)
+before = resident()
+quantize_checkpoint(sys.argv[1] + "/large", sys.argv[2] + "/large", config)
 print(resident() - before)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory by /proc")
-def test_memory_stays_under_two_files(tmp_path: Path) -> None:
+def test_memory_stays_under_three_quarters_of_a_file(tmp_path: Path) -> None:
+    """A small model comes first: the code of the architecture, which its first use imports, is 140 MB by itself."""
     fields = {**HEADS, "vocab_size": 256, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6}
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields)).to(torch.bfloat16)
-    model.save_pretrained(tmp_path / "source", max_shard_size="100MB")
+    model.save_pretrained(tmp_path / "source" / "large", max_shard_size="100MB")
     del model
-    sizes = [path.stat().st_size for path in (tmp_path / "source").glob("*.safetensors")]
+    llama().to(torch.bfloat16).save_pretrained(tmp_path / "source" / "small")
+    sizes = [path.stat().st_size for path in (tmp_path / "source" / "large").glob("*.safetensors")]
     assert len(sizes) >= 2
+    (tmp_path / "target").mkdir()
     run = [sys.executable, "-c", MEASURE, str(tmp_path / "source"), str(tmp_path / "target")]
     more = int(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
-    assert more < 2 * max(sizes)
+    assert more < 0.75 * max(sizes), f"{more / 1e6:.0f} MB, of files of {max(sizes) / 1e6:.0f} MB"
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fn])
