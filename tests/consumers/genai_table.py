@@ -89,12 +89,13 @@ def cell(tiny: Any, name: str, cls: str) -> dict[str, Any] | str:
 def written(tiny: Any, model: Any, folder: Path) -> Any:
     """Quantize a model and write its graph; the model is given back."""
     from quark.torch import LLMTemplate, ModelQuantizer
+    from quark.torch.export.before_work import check_before_work
     from quark.torch.export.formats import check_formats
-    from quark.torch.export.write_as import check_experts, export_as
+    from quark.torch.export.write_as import export_as
 
     check_formats([SCHEME], "onnx", "onnxruntime-genai")
     config = LLMTemplate.for_model(model).get_config(SCHEME)
-    check_experts(model, config, "onnx", "onnxruntime-genai", folder)
+    check_before_work(model, config, "onnx", "onnxruntime-genai", folder)
     quantized = ModelQuantizer(config).quantize_model(model, [tiny.inputs_of(model)])
     for settings in (quantized.config, quantized.generation_config):
         settings.eos_token_id = NEVER

@@ -227,8 +227,9 @@ def written(model: Any, kind: str, folder: Path, goal: Path) -> tuple[Any, dict[
 
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.api import export_gguf
+    from quark.torch.export.before_work import check_before_work
     from quark.torch.export.formats import check_formats
-    from quark.torch.export.write_as import check_experts, config_for
+    from quark.torch.export.write_as import config_for
     from quark.torch.quantized_layer import quantized_layers
 
     name, scheme = model.config.model_type, SCHEMES[kind]
@@ -237,7 +238,7 @@ def written(model: Any, kind: str, folder: Path, goal: Path) -> tuple[Any, dict[
         return model, {}
     check_formats([scheme], "gguf", "llama.cpp")
     config = LLMTemplate.for_model(model).get_config(scheme)
-    check_experts(model, config, "gguf", "llama.cpp", folder)
+    check_before_work(model, config, "gguf", "llama.cpp", folder)
     config = config_for(config, "gguf", "llama.cpp", model.dtype)
     quantized = ModelQuantizer(config).quantize_model(model, [tiny.inputs_of(model)])
     lost = export_gguf(quantized, goal, name, folder, float_type="F32")

@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from quark.errors import ConfigError
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark.torch.export.write_as import check_experts, export_as
+from quark.torch.export.before_work import check_before_work
+from quark.torch.export.write_as import export_as
 from quark.torch.files.foreign import quantized_model
 from quark.torch.language import load_model
 
@@ -81,9 +82,9 @@ def test_experts_of_gpt_oss_as_they_were_published(tmp_path: Path) -> None:
     model = tiny.tiny_model("gpt_oss", "GptOssForCausalLM").to(torch.bfloat16)
     inputs, config = tiny.inputs_of(model), LLMTemplate.for_model(model).get_config("mxfp4_weight_only")
     with pytest.raises(ConfigError, match=r"self_attn.q_proj' is quantized, and only experts can be"):
-        check_experts(model, config, "mxfp4", "vllm", tmp_path)
+        check_before_work(model, config, "mxfp4", "vllm", tmp_path)
     config = replace(config, exclude=[*config.exclude, "*self_attn*"])
-    check_experts(model, config, "mxfp4", "vllm", tmp_path)
+    check_before_work(model, config, "mxfp4", "vllm", tmp_path)
     model = ModelQuantizer(config).quantize_model(model, [inputs])
     export_as(model, tmp_path / "m", "mxfp4", tmp_path, program="vllm")
     loaded = type(model).from_pretrained(tmp_path / "m")
@@ -110,7 +111,7 @@ def test_stacks_of_blocks_are_experts_alone(tmp_path: Path) -> None:
         model = tiny.tiny_model(name, dict(tiny.model_types())[name])
         config = LLMTemplate.for_model(model).get_config("mxfp4_weight_only")
         with pytest.raises(ConfigError, match=told):
-            check_experts(model, config, "mxfp4", None, tmp_path)
+            check_before_work(model, config, "mxfp4", None, tmp_path)
         cell.quantize(model, "mxfp4_weight_only", tiny.inputs_of(model))
         with pytest.raises(ConfigError, match=told):
             export_as(model, tmp_path / name, "mxfp4", tmp_path)
@@ -280,24 +281,24 @@ def test_what_transformers_misreads_is_refused_but_for_vllm(
 def test_experts_that_vllm_does_not_load_are_refused(name: str, scheme: str, form: str, why: str | None) -> None:
     from quark.errors import ConfigError
     from quark.torch import LLMTemplate
-    from quark.torch.export.write_as import check_experts
+    from quark.torch.export.before_work import check_before_work
 
     made = tiny.tiny_model(name, dict(tiny.model_types())[name])
     config = LLMTemplate.for_model(made).get_config(scheme)
     with nullcontext() if why is None else pytest.raises(ConfigError, match=why):
-        check_experts(made, config, form, "vllm", Path())
+        check_before_work(made, config, form, "vllm", Path())
 
 
 @pytest.mark.parametrize(("form", "why"), [("quark", "--exclude"), ("compressed-tensors", None)])
 def test_float_experts_of_gpt_oss_are_for_vllm_in_one_format(form: str, why: str | None) -> None:
     from quark.errors import ConfigError
     from quark.torch import LLMTemplate
-    from quark.torch.export.write_as import check_experts
+    from quark.torch.export.before_work import check_before_work
 
     made = tiny.tiny_model("gpt_oss", dict(tiny.model_types())["gpt_oss"])
     config = LLMTemplate.for_model(made).get_config("fp8", exclude_layers=["*experts*", "*router*", "lm_head"])
     with nullcontext() if why is None else pytest.raises(ConfigError, match=why):
-        check_experts(made, config, form, "vllm", Path())
+        check_before_work(made, config, form, "vllm", Path())
 
 
 @pytest.mark.parametrize(
@@ -314,13 +315,13 @@ def test_float_experts_of_gpt_oss_are_for_vllm_in_one_format(form: str, why: str
 def test_caches_that_vllm_does_not_load_are_refused(name: str, form: str, why: str | None) -> None:
     from quark.errors import ConfigError
     from quark.torch import LLMTemplate
-    from quark.torch.export.write_as import check_experts
+    from quark.torch.export.before_work import check_before_work
 
     made = tiny.tiny_model(name, dict(tiny.model_types())[name])
     config = LLMTemplate.for_model(made).get_config("fp8", kv_cache_scheme="fp8")
-    check_experts(made, config, "quark", None, Path())
+    check_before_work(made, config, "quark", None, Path())
     with nullcontext() if why is None else pytest.raises(ConfigError, match=why):
-        check_experts(made, config, form, "vllm", Path())
+        check_before_work(made, config, form, "vllm", Path())
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gptj", "phimoe"])

@@ -93,8 +93,9 @@ def written(model: Any, scheme: str, cache: str, form: str, goal: Path, floats: 
 
     from quark.errors import QuarkError
     from quark.torch import LLMTemplate, ModelQuantizer
+    from quark.torch.export.before_work import check_before_work
     from quark.torch.export.formats import check_caches, check_formats
-    from quark.torch.export.write_as import check_experts, config_for, export_as
+    from quark.torch.export.write_as import config_for, export_as
     from quark.torch.kv_cache import exported_scales
 
     if goal.exists():
@@ -104,7 +105,7 @@ def written(model: Any, scheme: str, cache: str, form: str, goal: Path, floats: 
         check_caches(cache or None, form, "vllm")
         config = LLMTemplate.for_model(model).get_config(scheme, kv_cache_scheme=cache or None)
         config = dataclasses.replace(config, exclude=[*config.exclude, *floats])
-        check_experts(model, config, form, "vllm", goal.parent)
+        check_before_work(model, config, form, "vllm", goal.parent)
         config = config_for(config, form, "vllm", model.dtype)
         quantized = ModelQuantizer(config).quantize_model(copy.deepcopy(model), [tiny.inputs_of(model)])
         export_as(quantized, goal, form, goal.parent, program="vllm")

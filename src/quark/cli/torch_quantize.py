@@ -229,10 +229,11 @@ def decided(model: Any, request: FolderJob, values: dict[str, Any], format: str)
     """How a model is quantized; refused, before anything runs, where the format or a tensor does not fit it."""
     from quark.torch import ModelQuantizer
     from quark.torch.config_file import config_of
-    from quark.torch.export.write_as import check_experts, config_for
+    from quark.torch.export.before_work import check_before_work
+    from quark.torch.export.write_as import config_for
 
     config = planned(request, config_for(config_of(values, model), format, request.program, model.dtype))
-    check_experts(model, config, format, request.program, request.model)
+    check_before_work(model, config, format, request.program, request.model)
     ModelQuantizer(config).check(model)
     return config
 
@@ -322,7 +323,8 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
 def config_of_files(request: FolderJob, format: str, checkpoint: Any, samples: Sequence[Any]) -> Any:
     """How the checkpoint is quantized; refused where the samples or the format do not fit it."""
     from quark.torch import LLMTemplate
-    from quark.torch.export.write_as import check_experts, config_for
+    from quark.torch.export.before_work import check_before_work
+    from quark.torch.export.write_as import config_for
     from quark.torch.files.skeleton import read_skeleton
     from quark.torch.language import check_ids
 
@@ -335,7 +337,7 @@ def config_of_files(request: FolderJob, format: str, checkpoint: Any, samples: S
     )
     config = replace(config, exclude=[*config.exclude, *request.exclude])
     config = planned(request, config_for(config, format, request.program, float_type(checkpoint)))
-    check_experts(skeleton, config, format, request.program, request.model)
+    check_before_work(skeleton, config, format, request.program, request.model)
     return config
 
 

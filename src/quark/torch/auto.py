@@ -35,8 +35,9 @@ from quark.torch.config.schemes import GGUF, NAMES
 from quark.torch.config.schemes import scheme as named
 from quark.torch.config_file import config_of
 from quark.torch.digest import digest_of_samples, identity_of_model
+from quark.torch.export.before_work import check_before_work
 from quark.torch.export.formats import FORMATS, PROGRAMS, format_for, works
-from quark.torch.export.write_as import check_experts, config_for, export_as
+from quark.torch.export.write_as import config_for, export_as
 from quark.torch.layer_runs import (
     FloatOutputs,
     Predictions,
@@ -309,7 +310,7 @@ def check_written(model: nn.Module, program: str, source: Path) -> None:
     for scheme in (name for name in NAMES if reads([name], program)):
         config = config_of({"scheme": scheme}, model)
         try:
-            check_experts(model, config, format_for([scheme], program), program, source)
+            check_before_work(model, config, format_for([scheme], program), program, source)
         except QuarkError as error:
             first = first or error
         else:

@@ -15,12 +15,16 @@ import torch
 from torch import nn
 
 from quark.algorithms.hadamard import Rotation
-from quark.errors import ModelError
+from quark.errors import ConfigError, ModelError
+from quark.torch.config.algo_base import AlgoConfig
+from quark.torch.config.algorithms import RotationConfig, SVDQuantConfig
+from quark.torch.config.model import QConfig
 from quark.torch.corrected import ErrorCorrected
 from quark.torch.first_input import Arguments, first_input, with_input
 from quark.torch.kv_cache import cache_quantizers
 
 SLOT = "input_rotation"
+ONLINE, KEYS, BRANCHES = "online rotations (r4, online_r1_rotation)", "rotated keys (r3)", "branches of low rank"
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,41 @@ def refuse_to_export(model: nn.Module) -> None:
     keys = [name for name, cache in cache_quantizers(model) if cache.turned]
     turned = [name for name, _, _ in online_rotations(model)]
     wrapped = [name for name, module in model.named_modules() if isinstance(module, ErrorCorrected)]
-    online = "online rotations (r4, online_r1_rotation)"
-    for names, algorithm in ((turned, online), (keys, "rotated keys (r3)"), (wrapped, "svdquant")):
+    for names, algorithm in ((turned, ONLINE), (keys, KEYS), (wrapped, BRANCHES)):
         if names:
             raise ModelError(
                 f"this format does not hold {algorithm}; {names[0]!r} and {len(names) - 1} more layers have them. "
                 f"export_safetensors(custom_mode='quark') does"
             )
+
+
+def refuse_algorithms(config: QConfig, holder: str) -> None:
+    """Raise, before any work, for algorithms that leave in a model what only our own format and loader hold.
+
+    Args:
+        config: of the model.
+        holder: the format or program that has no place for it.
+
+    Raises:
+        ConfigError: the algorithm is named.
+    """
+    for algorithm in config.algo_config or []:
+        left = left_by(algorithm)
+        if left:
+            raise ConfigError(
+                f"{holder} does not hold {left}, which the algorithm {algorithm.name!r} leaves; --format quark "
+                "does, for quark.torch.import_model_from_safetensors"
+            )
+
+
+def left_by(algorithm: AlgoConfig) -> str:
+    """What an algorithm leaves beside layers or inside attention, in words; nothing: values of tensors alone."""
+    if isinstance(algorithm, SVDQuantConfig):
+        return BRANCHES
+    if not isinstance(algorithm, RotationConfig):
+        return ""
+    online = algorithm.r4 or (algorithm.r1 and algorithm.online_r1_rotation)
+    return ONLINE if online else KEYS if algorithm.r3 else ""
 
 
 def matrix_of(rotation: Rotation | Dense) -> torch.Tensor:

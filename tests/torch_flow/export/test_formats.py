@@ -15,6 +15,7 @@ from quark.cli.torch_refusals import CACHES
 from quark.errors import ConfigError, QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.config.schemes import GGUF, NAMES, ROWS
+from quark.torch.export.before_work import check_before_work
 from quark.torch.export.formats import (
     ANY,
     CACHE,
@@ -27,7 +28,7 @@ from quark.torch.export.formats import (
     table,
     works,
 )
-from quark.torch.export.write_as import check_experts, config_for, export_as
+from quark.torch.export.write_as import config_for, export_as
 
 pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
@@ -170,13 +171,13 @@ def test_experts_that_transformers_misreads_are_refused_for_it(
     config = LLMTemplate.for_model(model).get_config(scheme)
     vllm = [] if kind == "GptOssForCausalLM" else [("compressed-tensors", "vllm")]  # refused by a reason of its own
     for format, program in (*vllm, ("quark", "transformers"), ("quark", None)):
-        check_experts(model, config, format, program, tmp_path)
+        check_before_work(model, config, format, program, tmp_path)
     for program in ("transformers", None):  # who says nothing may mean transformers
         if not words:
-            check_experts(model, config, "compressed-tensors", program, tmp_path)
+            check_before_work(model, config, "compressed-tensors", program, tmp_path)
             continue
         with pytest.raises(ConfigError, match=f"{words}.*--format quark"):
-            check_experts(model, config, "compressed-tensors", program, tmp_path)
+            check_before_work(model, config, "compressed-tensors", program, tmp_path)
     if not words:
         return
     if scheme == "fp8":  # whose command needs data, and a tokenizer first

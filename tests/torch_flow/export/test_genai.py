@@ -13,9 +13,9 @@ from quark.errors import ModelError
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("torch")
+from quark.torch.export.before_work import check_before_work  # noqa: E402
 from quark.torch.export.genai import CONFIG, LENGTHS, write_config  # noqa: E402
-from quark.torch.export.write_as import check_experts  # noqa: E402
-from quark.torch.quantization.config.config import QConfig, QLayerConfig  # noqa: E402
+from quark.torch.quantization.config.config import Int8PerTensorSpec, QConfig, QLayerConfig  # noqa: E402
 
 FIELDS = {"vocab_size": 96, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 32}
 
@@ -83,6 +83,7 @@ def test_the_longest_text_is_the_first_that_the_configuration_names(tmp_path: Pa
         assert written(tmp_path, {**silent, **said})["model"]["context_length"] == 7
 
 
+EIGHT = QConfig(QLayerConfig(weight=Int8PerTensorSpec("min_max", is_dynamic=False).to_quantization_spec()))
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64}
 
 
@@ -91,17 +92,17 @@ def test_a_model_that_the_program_does_not_run_is_refused_before_any_work(tmp_pa
     llama = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**SIZES, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2)
     )
-    check_experts(llama, QConfig(QLayerConfig()), "onnx", "onnxruntime-genai", tmp_path)
+    check_before_work(llama, EIGHT, "onnx", "onnxruntime-genai", tmp_path)
     llama.config.num_key_value_heads = 4
     with pytest.raises(ModelError, match=r"layer 0 keeps 2 heads of 8 numbers a token.* 4 heads of 8 by config\.json"):
-        check_experts(llama, QConfig(QLayerConfig()), "onnx", "onnxruntime-genai", tmp_path)
+        check_before_work(llama, EIGHT, "onnx", "onnxruntime-genai", tmp_path)
     mixed = transformers.Lfm2ForCausalLM(
         transformers.Lfm2Config(
             **SIZES, num_attention_heads=4, num_key_value_heads=2, layer_types=["conv", "full_attention"]
         )
     )
     with pytest.raises(ModelError, match=r"layer 0 of Lfm2ForCausalLM keeps a .*not keys and values"):
-        check_experts(mixed, QConfig(QLayerConfig()), "onnx", "onnxruntime-genai", tmp_path)
+        check_before_work(mixed, EIGHT, "onnx", "onnxruntime-genai", tmp_path)
 
 
 @pytest.mark.parametrize("command", ["quantize", "quantize-files"])

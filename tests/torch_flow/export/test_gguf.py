@@ -20,8 +20,9 @@ from quark.errors import ConfigError, ModelError
 from quark.numerics.ggml import GGML
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_gguf, export_safetensors, import_model_from_safetensors
+from quark.torch.export.before_work import check_before_work
 from quark.torch.export.gguf_vocabulary import pre_tokenizer
-from quark.torch.export.write_as import check_experts, config_for
+from quark.torch.export.write_as import config_for
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
     Int4PerChannelSpec,
@@ -331,13 +332,13 @@ def test_words_are_split_as_the_file_says(family: str, name: str, tmp_path: Path
 
 def test_what_llama_cpp_does_not_have_is_refused_before_any_work(bpe: Path, tmp_path: Path) -> None:
     model, any_config = model_of("llama"), QConfig(EXACT["Q4_0"])
-    check_experts(model, any_config, "gguf", "llama.cpp", bpe)
-    check_experts(model, any_config, "quark", None, tmp_path)  # which needs no tokenizer
+    check_before_work(model, any_config, "gguf", "llama.cpp", bpe)
+    check_before_work(model, any_config, "quark", None, tmp_path)  # which needs no tokenizer
     with pytest.raises(ModelError, match=r"neither tokenizer\.model nor tokenizer\.json"):
-        check_experts(model, any_config, "gguf", "llama.cpp", tmp_path)
+        check_before_work(model, any_config, "gguf", "llama.cpp", tmp_path)
     model.config.hidden_act = "gelu"
     with pytest.raises(ModelError, match="hidden_act is 'gelu'"):
-        check_experts(model, any_config, "gguf", "llama.cpp", bpe)
+        check_before_work(model, any_config, "gguf", "llama.cpp", bpe)
     model.config.model_type = "mamba"
     with pytest.raises(ConfigError, match="model_type 'mamba'"):
-        check_experts(model, any_config, "gguf", "llama.cpp", bpe)
+        check_before_work(model, any_config, "gguf", "llama.cpp", bpe)

@@ -617,7 +617,7 @@ def test_values_of_a_fused_projection_have_a_name_of_their_own(fused: bool, monk
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("granularity", ["tensor", "channel", "other channel", "32", "64", "48", "long", "rows"])
 def test_weights_that_gguf_has_blocks_for(bits: int, granularity: str) -> None:
-    from quark.torch.export.gguf_tensors import fits
+    from quark.torch.export.gguf_types import fits
 
     given: dict[str, Any] = {
         "tensor": {"qscheme": TENSOR},

@@ -16,8 +16,9 @@ from torch import nn
 
 from quark.errors import QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.export.before_work import check_before_work
 from quark.torch.export.compressed_tensors import check_before, export_compressed_tensors
-from quark.torch.export.write_as import check_experts, config_for, export_as
+from quark.torch.export.write_as import config_for, export_as
 from quark.torch.quantization import QConfig
 
 KINDS = ("mixtral", "gptj")
@@ -102,7 +103,9 @@ def test_experts_of_several_schemes_are_refused_before_work(mix: str, kind: str,
     config = LLMTemplate.for_model(model).get_config("int4_wo_32", layer_config=layers)
     config = replace(config, exclude=[*config.exclude, *floats])
     model.save_pretrained(tmp_path)
-    asked = {program: outcome(partial(check_experts, model, config, FORMAT, program, tmp_path)) for program in PROGRAMS}
+    asked = {
+        program: outcome(partial(check_before_work, model, config, FORMAT, program, tmp_path)) for program in PROGRAMS
+    }
     assert "it stacks experts by one scheme, and 'model.layers" in asked[None] and not asked["vllm"]
 
 
@@ -112,7 +115,7 @@ def test_caches_that_transformers_does_not_load_in_the_quark_format(kind: str, f
     model = tiny.made(kind, dict(tiny.model_types())[kind], {})
     config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel", kv_cache_scheme="fp8")
     config = config_for(config, "quark", "transformers", model.dtype)
-    said = outcome(lambda: check_experts(model, config, "quark", "transformers", tmp_path))
+    said = outcome(lambda: check_before_work(model, config, "quark", "transformers", tmp_path))
     assert said.startswith("transformers does not load caches") is fused
     ours = ModelQuantizer(config).quantize_model(model, [tiny.inputs_of(model)])
     export_as(ours, tmp_path / "m", "quark", tmp_path, program="transformers")

@@ -25,6 +25,7 @@ from torch import nn
 
 from quark.errors import ConfigError, as_a, known
 from quark.files.folder import new_folder
+from quark.numerics import granularity
 from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
@@ -230,10 +231,10 @@ def arguments(name: str, part: FakeQuantize, weight: bool) -> Arguments:
     symmetric = stage.spec.symmetric and row.middle == 0
     made: Arguments = {"num_bits": row.bits, "type": number, "symmetric": symmetric}
     made["dynamic"] = stage.spec.dynamic and not weight
-    return {**made, **strategy(name, part)}
+    return {**made, **strategy(name, part, weight)}
 
 
-def strategy(name: str, part: FakeQuantize) -> Arguments:
+def strategy(name: str, part: FakeQuantize, weight: bool) -> Arguments:
     """Which elements share a scale."""
     match part.granularity:
         case Tensor():
@@ -241,6 +242,10 @@ def strategy(name: str, part: FakeQuantize) -> Arguments:
         case Token():
             return {"strategy": "token"}
         case Channel(axis=0):
+            return {"strategy": "channel"}
+        case Group(axis=-1 | 1, size=granularity.WHOLE):
+            if not weight:
+                refuse(name, "groups of inputs that are as long as a row are scales per token, and are to be called so")
             return {"strategy": "channel"}
         case Group(axis=-1 | 1, size=size):
             return {"strategy": "group", "group_size": size}

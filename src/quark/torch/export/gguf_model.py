@@ -23,6 +23,7 @@ from torch import nn
 
 from quark.errors import ConfigError, ModelError, check_name
 from quark.files.folder import new_folder
+from quark.torch.config.model import QConfig
 from quark.torch.experts import is_fused, unfuse_experts
 from quark.torch.export.gguf_architectures import (
     add_numbers,
@@ -32,7 +33,8 @@ from quark.torch.export.gguf_architectures import (
     slides,
 )
 from quark.torch.export.gguf_table import Architecture
-from quark.torch.export.gguf_tensors import FLOATS, TYPES, FileLoss, GGUFTarget, GGUFTensor, entries_of
+from quark.torch.export.gguf_tensors import FileLoss, GGUFTensor, entries_of
+from quark.torch.export.gguf_types import FLOATS, TYPES, GGUFTarget, check_types
 from quark.torch.export.gguf_vocabulary import add_vocabulary
 from quark.torch.export.model_files import check_merged
 from quark.torch.export.original import names_of as outside_names
@@ -41,6 +43,7 @@ from quark.torch.quantized_layer import quantized_layers
 from quark.torch.rotated import refuse_to_export
 
 log = logging.getLogger(__name__)
+FLOAT = "F16"
 PHI3 = ("<s>", "</s>", "<unk>", "<|endoftext|>")
 FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14,
@@ -54,7 +57,7 @@ def export_gguf(
     model_type: str,
     tokenizer_path: str | os.PathLike[str],
     weight_type: str | None = None,
-    float_type: str = "F16",
+    float_type: str = FLOAT,
     layer_types: Mapping[str, str] | None = None,
     verify: bool = True,
 ) -> FileLoss:
@@ -97,12 +100,8 @@ def export_gguf(
     if target.exists():
         raise ConfigError(f"{str(target)!r} already exists; delete it, or export to another folder")
     loss, apart = FileLoss(), taken_apart(model)
-    is_float = not any(True for _ in quantized_layers(model))
-    choice = GGUFTarget(
-        row, config, names_of(row, config), outside_names(apart), weight_type, types, float_type, is_float
-    )
-    tensors = [(name, value) for name, value in tensors_of(apart) if not name.startswith(row.left)]
-    entries = [*entries_of(apart, tensors, choice, loss), *factors(config)]
+    choice = target_of(apart, row, weight_type, types, float_type)
+    entries = [*entries_of(apart, tensors_of(apart, row), choice, loss), *factors(config)]
     with new_folder(output_dir, beside=True) as folder:
         sums = write(folder / target.name, entries, config, row, Path(tokenizer_path), loss if verify else None)
         read_back(folder / target.name, sums)
@@ -110,24 +109,36 @@ def export_gguf(
     return loss
 
 
-def check_before(config: Any, folder: Path) -> None:
-    """Refuse, before any work, a network or a tokenizer that a file cannot hold: all but tensors is written to nowhere.
+def target_of(
+    model: nn.Module, row: Architecture, weight_type: str | None, types: Mapping[str, str], float_type: str
+) -> GGUFTarget:
+    """What a file is to be made of, of a model whose experts are taken apart."""
+    config, is_float = model.config, not any(True for _ in quantized_layers(model))
+    names = names_of(row, config)
+    return GGUFTarget(row, config, names, outside_names(model), weight_type, types, float_type, is_float)
+
+
+def check_before(model: nn.Module, wanted: QConfig, folder: Path) -> None:
+    """Refuse, before any work, what a file cannot hold: all but the values of tensors is written to nowhere.
 
     Args:
-        config: of the model.
+        model: float; its tensors need no values, its experts are taken apart.
+        wanted: how it will be quantized.
         folder: with its tokenizer.
 
     Raises:
-        ConfigError: a model type that has no row.
+        ConfigError: a model type that has no row; a scheme, rows or experts that have no type.
         ModelError: a network that llama.cpp computes otherwise, or a tokenizer that it does not have.
     """
     import gguf
 
+    config: Any = model.config
     row = architecture_of(config.model_type)
     check_network(config, row)
     nowhere = gguf.GGUFWriter(None, row.name)  # a file is opened with its header only
     add_numbers(nowhere, config, row)
     add_vocabulary(nowhere, folder, config.vocab_size, config.model_type)
+    check_types(model, wanted, tensors_of(model, row), target_of(model, row, None, {}, FLOAT))
 
 
 def warn_of(model: nn.Module, config: Any, row: Architecture) -> None:
@@ -165,9 +176,10 @@ def taken_apart(model: nn.Module) -> nn.Module:
     return apart
 
 
-def tensors_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """(name, tensor) of the state, without quantizers."""
-    return list(own_tensors(model, dict(quantized_layers(model))))
+def tensors_of(model: nn.Module, row: Architecture) -> list[tuple[str, torch.Tensor]]:
+    """(name, tensor) of the state that llama.cpp computes with, without quantizers."""
+    tensors = own_tensors(model, dict(quantized_layers(model)))
+    return [(name, value) for name, value in tensors if not name.startswith(row.left)]
 
 
 def names_of(row: Architecture, config: Any) -> Any:

@@ -12,10 +12,8 @@ differ from the values that were evaluated.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -23,25 +21,36 @@ import numpy as np
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, ModelError, as_a
-from quark.numerics.elements import Int
-from quark.numerics.ggml import GGML, Ggml
+from quark.errors import ModelError, as_a
+from quark.numerics.ggml import Ggml
 from quark.numerics.ggml_bytes import BLOCK, Fields, mxfp4_block
-from quark.numerics.granularity import Channel, Group, Tensor, normal_axis
+from quark.numerics.granularity import Group
 from quark.torch.export.gguf_architectures import turned_rows
 from quark.torch.export.gguf_bounds import beyond
 from quark.torch.export.gguf_size import type_of
-from quark.torch.export.gguf_table import Architecture
-from quark.torch.export.layout import CODES, BlockLayout, ElementLayout, GgmlLayout, layout_of_quantizer, store
-from quark.torch.export.original import FileNames
+from quark.torch.export.gguf_types import (
+    EXPERT,
+    KINDS,
+    GGUFTarget,
+    check_alike,
+    check_rows,
+    coded_type,
+    file_name,
+    float_type_of,
+)
+from quark.torch.export.layout import (
+    CODES,
+    BlockLayout,
+    ElementLayout,
+    GgmlLayout,
+    layout_of_quantizer,
+    store,
+)
 from quark.torch.export.stored import StoredTensor
 from quark.torch.fake_quantize import Quantizer, parts
 from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import QuantLayer, weight_quantizer
 
-FLOATS = ("F32", "F16", "BF16")
-KINDS = {row.kind: row for row in GGML.values()}
-TYPES = (*FLOATS, *KINDS)
 DIGITS = 2.0**-10  # relative error of a scale that float16 holds with all its digits
 CODED = 2.0**-9  # relative error of a tensor whose scales float16 has; minima of Q4_1 too
 FLOAT16 = 2.0**-10  # relative error of a tensor that is kept as float16
@@ -49,10 +58,6 @@ SMALLEST = 2.0**-14  # the smallest float16 with all its digits
 SUMMED = 1 << 16  # terms of a float32 sum
 WHOLE = 1 << 16  # numbers of a tensor that is decoded as a whole
 PART = 8  # of the blocks of a larger one, one of so many is decoded
-WHOLE_NAMES = (  # tensors that llama.cpp has in float32
-    "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight",
-)  # fmt: skip
-EXPERT = re.compile(r"\.experts\.(\d+)\.")
 SEEN = 8  # rows, from the first to the last, that the quantizer of the model rounds once more under a type of GGML
 Values = Callable[[], np.ndarray]
 Made = Callable[[], tuple[np.ndarray, Values]]
@@ -146,36 +151,6 @@ def compared(data: np.ndarray, wanted: np.ndarray, size: int) -> tuple[np.ndarra
     return data.reshape(count, -1)[chosen].reshape(1, -1), wanted.reshape(count, size)[chosen]
 
 
-@dataclass(frozen=True)
-class GGUFTarget:
-    """What a file is to be made of.
-
-    Attributes:
-        row: the architecture.
-        config: of the model.
-        names: what the package makes of a name.
-        outside: names of the original checkpoint, for those that transformers has renamed.
-        weight_type: of all linear layers, or None: that of their scheme.
-        layer_types: by name or glob of layers, before ``weight_type``.
-        float_type: of embeddings and layers that are not quantized.
-        is_float: no layer of the model is quantized.
-    """
-
-    row: Architecture
-    config: Any
-    names: Any
-    outside: FileNames
-    weight_type: str | None
-    layer_types: Mapping[str, str]
-    float_type: str
-    is_float: bool
-
-    def type_of(self, layer: str) -> str | None:
-        """The type that is asked for, for a layer."""
-        found = (kind for glob, kind in self.layer_types.items() if fnmatchcase(layer, glob))
-        return next(found, self.weight_type)
-
-
 def entries_of(
     model: nn.Module, tensors: Sequence[tuple[str, torch.Tensor]], choice: GGUFTarget, loss: FileLoss
 ) -> list[GGUFTensor]:
@@ -203,8 +178,8 @@ def together(name: str, entries: list[GGUFTensor]) -> GGUFTensor:
     kinds = {entry.kind for entry in entries}
     if len(kinds) > 1 and "F32" in kinds:  # experts that were rescued take the others along
         entries = [replace(entry, kind="F32", make=partial(as_values, entry), coded=False) for entry in entries]
-    elif len(kinds) > 1:
-        raise ConfigError(f"{name!r}: experts of one layer have the types {', '.join(sorted(kinds))}; GGUF stacks them")
+    else:
+        check_alike(name, kinds)
 
     def stacked() -> tuple[np.ndarray, Values]:
         data, values = zip(*(entry.make() for entry in entries), strict=True)
@@ -244,7 +219,7 @@ def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: GGUFTarge
     if coded and slot == "weight":
         entry = coded_entry(name, target, as_a(QuantLayer, layer), turn, values) or as_type("F32")
         return rescue(entry, name, loss) if entry.kind == "F32" else entry
-    kind = "F32" if len(shape) == 1 or slot == "bias" or target.endswith(WHOLE_NAMES) else choice.float_type
+    kind = float_type_of(slot, target, shape, choice)
     return rescue(as_type("F32"), name, loss) if kind == "F16" and not near_float16(values()) else as_type(kind)
 
 
@@ -266,24 +241,6 @@ def near_float16(values: np.ndarray) -> bool:
     with np.errstate(over="ignore"):
         lost = values.astype(np.float16).astype(np.float32) - values
     return bool(np.isfinite(lost).all()) and squares(lost) <= FLOAT16**2 * squares(values)
-
-
-def file_name(name: str, choice: GGUFTarget) -> str:
-    """The name of a tensor in the file; experts of a layer have one.
-
-    Raises:
-        ModelError: there is none.
-    """
-    layer, _, slot = name.rpartition(".")
-    own = EXPERT.sub(".experts.", name)
-    outside = (f"{choice.outside.layer(layer)}.{slot}", choice.outside.outside(name))
-    given = (own, *outside, own.replace(".block_sparse_moe.", ".mlp."), own.removeprefix("transformer."))
-    spelled = (text.replace("_correction_bias", "_correction.bias") for text in given)  # as llama.cpp's own converter
-    tried = (choice.names.get_name(text, try_suffixes=(".weight", ".bias")) for text in spelled)
-    found: str | None = next((text for text in tried if text is not None), None)
-    if found is None:
-        raise ModelError(f"GGUF has no name for the tensor {name!r} of a {choice.config.model_type} model")
-    return found if found.endswith((".weight", ".bias")) else f"{found}.weight"
 
 
 def shape_of(layer: nn.Module, value: torch.Tensor) -> tuple[int, ...]:
@@ -308,13 +265,6 @@ def values_of(layer: nn.Module, slot: str) -> np.ndarray:
 def is_fixed(quantizer: Quantizer) -> bool:
     """Whether values on the grid stay where they are, as those of a frozen layer do that bfloat16 has rounded."""
     return all(part.scale is not None for part in parts(quantizer))
-
-
-def check_rows(name: str, kind: str, length: int) -> None:
-    """Blocks divide the rows."""
-    block = 1 if kind in FLOATS else KINDS[kind].size if kind in KINDS else BLOCK
-    if length % block:
-        raise ConfigError(f"{name!r} has rows of {length} numbers, and {kind} has blocks of {block}")
 
 
 def made_of(values: Values, kind: str) -> tuple[np.ndarray, Values]:
@@ -346,18 +296,12 @@ def coded_entry(name: str, target: str, layer: QuantLayer, turn: Turn, values: V
         quantizer = quantizer.quantizer(own_parameter(layer))
     shape = shape_of(layer, own_parameter(layer))
     layout = layout_of_quantizer(quantizer, shape, "order")
+    kind = coded_type(name, layout)
     if isinstance(layout, GgmlLayout):
         return ggml_entry(name, target, layer, layout.row, turn)
-    if isinstance(layout, BlockLayout) and layout.block.name.startswith("mxfp4") and layout.block.size == BLOCK:
-        check_rows(name, "MXFP4", shape[-1])
-        return GGUFTensor(target, "MXFP4", shape, partial(coded_data, layer, turn, mxfp4_data, quantizer, layout), True)
-    if not (isinstance(layout, ElementLayout) and isinstance(layout.element, Int)) or not fits(layout):
-        raise ConfigError(
-            f"{name!r} is {layout_name(layout)}, which no GGUF type holds; integers of 2 to 4 bits and symmetric int8 "
-            f"in groups of a multiple of 32 along the inputs can be, and MXFP4; weight_type rounds to another type"
-        )
-    kind = type_of((layout.stage,))
-    check_rows(name, kind, shape[-1])
+    if isinstance(layout, BlockLayout):
+        return GGUFTensor(target, kind, shape, partial(coded_data, layer, turn, mxfp4_data, quantizer, layout), True)
+    layout = as_a(ElementLayout, layout)
     scale = (
         quantizer.scale if quantizer.scale is not None else quantizer.parameters_from(layer._parameters["weight"])[0]
     )
@@ -428,23 +372,6 @@ def source_of(layer: QuantLayer) -> torch.Tensor | None:
     if layer.frozen or layer.compact or isinstance(layer.weight_quantizer, StoredTensor):
         return None
     return own_parameter(layer).detach()
-
-
-def layout_name(layout: Any) -> str:
-    """A layout in words."""
-    stage = layout.stage if hasattr(layout, "stage") else layout.second.stage
-    return stage.spec.describe()
-
-
-def fits(layout: ElementLayout) -> bool:
-    """Whether blocks of 32 have one scale, and a type has the codes."""
-    row, granularity = as_a(Int, layout.element), layout.granularity
-    whole = isinstance(granularity, Tensor) or (isinstance(granularity, Channel) and granularity.axis in (0, -2))
-    if isinstance(granularity, Group):
-        grouped = normal_axis(granularity.axis, layout.shape) == len(layout.shape) - 1
-        whole = grouped and (granularity.size % BLOCK == 0 or granularity.size >= layout.shape[-1])
-    wide = row.bits == 8 and not (layout.stage.spec.symmetric and row.signed)
-    return whole and row.bits in (2, 3, 4, 8) and not wide and not layout.stage.real_zero
 
 
 def coded_data(layer: QuantLayer, turn: Turn, encode: Callable[..., Any], *how: Any) -> tuple[np.ndarray, Values]:

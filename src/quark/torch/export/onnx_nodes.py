@@ -12,26 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from onnx import NodeProto, TensorProto, helper
 
-from quark.errors import ConfigError, known
+from quark.errors import known
 from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block, Encoded
 from quark.numerics.elements import Float, Int
 from quark.numerics.formats import get_format
-from quark.numerics.granularity import WHOLE, Channel, Group, Tensor, Token
+from quark.numerics.granularity import Channel, Group, Tensor
 from quark.operators import OWN_DOMAIN, stored, stream
-from quark.operators.block_operators import ROUNDING_MODES, BlockOperator, operator_of
+from quark.operators.block_operators import ROUNDING_MODES, operator_of
 from quark.torch.export.layout import BlockLayout, ElementLayout, PairLayout, layout_of_quantizer, store
 from quark.torch.export.onnx_marks import Marked
+from quark.torch.export.onnx_says import check_activation, check_constant, is_standard, refuse
 from quark.torch.fake_quantize import FakeQuantize, parts
 
 ACTIVATIONS = ("INT8", "UINT8", "INT16", "UINT16")
-STANDARD = (*ACTIVATIONS, "INT32", "INT4", "UINT4")
 SMALLEST = float(np.finfo(np.float32).tiny)
 
 
@@ -95,9 +95,8 @@ def nodes_of(marked: Marked, source: str) -> tuple[Nodes, str]:
 
 def activation(nodes: Nodes, part: FakeQuantize, x: str) -> str:
     """One stage of an activation."""
+    check_activation(nodes.name, part.stage)
     row, stage = part.stage.format, part.stage
-    if stage.real_zero or stage.spec.rounding != "half_even":
-        refuse(nodes.name, "real zero points and roundings other than half_even are not written for activations")
     if isinstance(row, Block):
         return block_activation(nodes, part, row, x)
     if row.unit_scale:
@@ -106,8 +105,6 @@ def activation(nodes: Nodes, part: FakeQuantize, x: str) -> str:
     if not stage.calibrated:
         return dynamic(nodes, part, x)
     axis = part.granularity.axis if isinstance(part.granularity, Channel) else 0
-    if not isinstance(part.granularity, Tensor | Channel):
-        refuse(nodes.name, f"static scales {part.granularity} are not written for activations")
     found = ready_scale(nodes, part)
     if row.onnx_type in ACTIVATIONS:
         scale, zero = parameters(nodes, found, *movable(known(part.zero_point, "a zero point"), row))
@@ -139,11 +136,6 @@ def ready_scale(nodes: Nodes, part: FakeQuantize) -> torch.Tensor:
     return part.scale
 
 
-def refuse(name: str, sentence: str) -> NoReturn:
-    """Raise ``ConfigError``."""
-    raise ConfigError(f"ONNX cannot hold {name!r}: {sentence}")
-
-
 def array(value: torch.Tensor) -> np.ndarray:
     """A tensor in NumPy."""
     return value.detach().cpu().numpy()
@@ -168,33 +160,19 @@ def block_activation(nodes: Nodes, part: FakeQuantize, row: Block, x: str) -> st
     """An activation in blocks."""
     axis = axis_of(part.granularity)
     mode = ROUNDING_MODES[part.stage.spec.rounding]
-    if row.size == WHOLE:
-        refuse(nodes.name, "blocks as long as an axis of an activation have no operator: give group_size")
-    operator = block_operator(nodes, row)
+    operator = operator_of(row)
     if operator.rounds:
         return nodes.op(operator.name, [x], operator.domain, axis=axis, rounding_mode=mode, **operator.attributes)
     inputs = [x]
     if row.tensor_scale:
-        if not part.stage.calibrated:
-            refuse(nodes.name, "the scale above the blocks must be static")
         scale = array(ready_scale(nodes, part)).astype(np.float32)
         inputs.append(nodes.constant("tensor_scale", scale.reshape(())))
     return nodes.op(operator.name, inputs, operator.domain, **operator.attributes, axis=axis)
 
 
-def block_operator(nodes: Nodes, row: Block) -> BlockOperator:
-    """The operator of a block format; one without an operator is refused with its tensor."""
-    try:
-        return operator_of(row)
-    except ConfigError as error:
-        refuse(nodes.name, str(error))
-
-
 def dynamic(nodes: Nodes, part: FakeQuantize, x: str) -> str:
     """A scale from the values themselves: x / s rounded and clipped, times s."""
-    row, spec, granularity = part.stage.format, part.stage.spec, part.granularity
-    if spec.scale_rule != "float32" or not isinstance(row, Int | Float):
-        refuse(nodes.name, f"dynamic scales of the rule {spec.scale_rule!r} are not written")
+    row, granularity = part.stage.format, part.granularity
     x, shape = grouped(nodes, x, granularity)
     axes = reduced(nodes, granularity)
     high = nodes.op("Max", [nodes.op("ReduceMax", [x, *axes], keepdims=1), number(nodes, "zero", 0.0)])
@@ -239,8 +217,6 @@ def grouped(nodes: Nodes, x: str, granularity: Any) -> tuple[str, str | None]:
     """``x`` with groups as its last axis, and the shape to return to."""
     if not isinstance(granularity, Group):
         return x, None
-    if granularity.axis != -1:
-        refuse(nodes.name, f"dynamic groups along the axis {granularity.axis}; the last axis (-1) is written")
     shape = nodes.op("Shape", [x])
     front = nodes.op("Shape", [x], start=0, end=-1)
     blocks = nodes.constant("groups", np.array([-1, granularity.size], np.int64))
@@ -249,12 +225,7 @@ def grouped(nodes: Nodes, x: str, granularity: Any) -> tuple[str, str | None]:
 
 def reduced(nodes: Nodes, granularity: Any) -> list[str]:
     """The axes that share a scale, as an input; nothing means all."""
-    if isinstance(granularity, Tensor):
-        return []
-    if isinstance(granularity, Token | Group):
-        return [nodes.constant("axes", np.array([-1], np.int64))]
-    refuse(nodes.name, f"dynamic scales {granularity} are not written")
-    return []
+    return [] if isinstance(granularity, Tensor) else [nodes.constant("axes", np.array([-1], np.int64))]
 
 
 # ---- constants -------------------------------------------------------------------------------------------------------
@@ -264,6 +235,7 @@ def constant(nodes: Nodes, marked: Marked) -> str:
     """The stored form of a weight or bias."""
     value = known(marked.value, marked.name).detach().float()
     layout = layout_of_quantizer(marked.quantizer, tuple(value.shape), "order")
+    check_constant(marked.name, layout)
     made = {key: kept.cpu() for key, kept in store(value, marked.quantizer, "order", marked.frozen).items()}
     if isinstance(layout, PairLayout):
         made = layout.absolute(made)
@@ -279,7 +251,6 @@ def constant(nodes: Nodes, marked: Marked) -> str:
 def block_constant(nodes: Nodes, layout: BlockLayout, made: dict[str, torch.Tensor]) -> str:
     """Packed blocks."""
     row = layout.block
-    block_operator(nodes, row)
     encoded = layout.encoded(made)
     plain = Encoded(*(None if part is None else array(part) for part in encoded))
     above = made[layout.name("scale", 1)].item() if row.tensor_scale else None
@@ -296,10 +267,8 @@ def element_constant(nodes: Nodes, layout: ElementLayout, codes: np.ndarray, mad
     kind = getattr(TensorProto, row.onnx_type) if row.onnx_type else None
     if not layout.stage.needs_range:
         return nodes.op("Cast", [nodes.constant("codes", codes, kind)], to=TensorProto.FLOAT)
-    if layout.stage.real_zero:
-        refuse(nodes.name, "real zero points are not written")
     scale, zero = layout.scale(made), layout.zero_point(made)
-    if row.onnx_type in STANDARD and not (isinstance(layout.granularity, Group) and row.bits == 32):
+    if is_standard(layout):
         return standard_constant(nodes, layout, codes, scale, zero)
     if isinstance(row, Float) and kind is not None and row.bits == 8:
         return scaled_constant(nodes, layout, codes, array(scale), kind)
@@ -334,8 +303,6 @@ def standard_constant(
     elif isinstance(granularity, Group):
         axis = granularity.axis % len(layout.shape)
         attributes = {"axis": axis, "block_size": min(granularity.size, layout.shape[axis])}
-    elif not isinstance(granularity, Tensor):
-        refuse(nodes.name, f"scales {granularity} are none of DequantizeLinear")
     names = [name for name in parameters(nodes, scale, zero, row) if name]
     return nodes.op("DequantizeLinear", [stored_codes, *names], **attributes)
 
@@ -347,14 +314,10 @@ def packed_constant(
     granularity, shape = layout.granularity, layout.shape
     axis, rows = 0, shape
     if isinstance(granularity, Group):
-        if granularity.axis % len(shape) != len(shape) - 1 or shape[-1] % min(granularity.size, shape[-1]):
-            refuse(nodes.name, f"{layout.element.name} {granularity}: whole groups along the last axis are written")
         size = min(granularity.size, shape[-1])
         rows = (prod(shape) // size, size)
     elif isinstance(granularity, Channel):
         axis = granularity.axis
-    elif not isinstance(granularity, Tensor):
-        refuse(nodes.name, f"{layout.element.name} with scales {granularity}")
     inputs = [
         nodes.constant("codes", stream(codes, int(layout.element.bits))),
         nodes.constant("scale", array(scale.contiguous()).astype(np.float32).reshape(-1 if scale.dim() else ())),

@@ -1,0 +1,136 @@
+"""What a format, or the program that reads it, cannot hold is refused before any work.
+
+Each format says so itself, and is asked here by model and configuration; a skeleton is enough: no weight is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from torch import nn
+
+from quark.errors import ConfigError, as_a
+from quark.numerics.elements import Int
+from quark.torch.config.model import QConfig
+from quark.torch.experts import UnfusedExperts, is_fused, unfuse_experts
+from quark.torch.export import compressed_tensors, gguf_model, onnx_says
+from quark.torch.export.checkpoint import read_checkpoint
+from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, has_one_scale
+from quark.torch.export.formats import FORMATS, PROGRAMS
+from quark.torch.export.genai import check_runs
+from quark.torch.export.gptq import check_words
+from quark.torch.export.layout import check_blocks
+from quark.torch.export.model_files import check_merged
+from quark.torch.export.skeleton import is_inside_attention
+from quark.torch.export.stacked_blocks import MODE, check_stacks
+from quark.torch.export.transformers_reads import without_values
+from quark.torch.export.vllm_reads import check_for_vllm
+from quark.torch.matching import match
+from quark.torch.recurrent import unroll_recurrent
+from quark.torch.rotated import refuse_algorithms
+
+SIDES = {  # of a weight that the codes of a format are packed along; formats that hold linear layers alone
+    "compressed-tensors": (), "awq": ("outputs",), "gptq": ("outputs", "inputs"), "modelopt": (), "fp8": (),
+}  # fmt: skip
+#: A tensor of stacked experts in a checkpoint: no module of its own, and so no ``.weight``.
+STACKED = re.compile(r"experts\.(gate_up_proj|up_proj|down_proj)(_blocks)?$")
+
+
+def check_before_work(
+    model: nn.Module, config: QConfig, format: str, program: str | None, source: str | os.PathLike[str]
+) -> None:
+    """Refuse what the format cannot hold, or the program would read wrongly.
+
+    What vLLM does not load is in ``vllm_reads.py``, what transformers reads otherwise in ``transformers_reads.py``,
+    what llama.cpp does not have, a tokenizer for one, in ``gguf_model.py``, what ONNX has no nodes for in
+    ``onnx_says.py``.
+
+    Args:
+        model: float, or a skeleton; it stays as it is.
+        config: how it will be quantized.
+        format, program: as ``config_for``.
+        source: the folder that the model comes from.
+
+    Raises:
+        ConfigError: such a layer, cache, scheme or algorithm; the message names it, and what holds it.
+        ModelError: a network or tokenizer that llama.cpp does not have, caches that onnxruntime-genai has not, or
+            adapters that are not merged.
+    """
+    check_merged(model)
+    holder = PROGRAMS[program].title if format == "quark" and program else f"the {FORMATS[format].title} format"
+    if format != "quark" or program:
+        refuse_algorithms(config, holder)
+    if program == "vllm":
+        check_for_vllm(model, config, format)
+    if (format, program) == ("quark", "transformers") and is_inside_attention(config):
+        raise ConfigError(
+            "transformers does not load caches that are quantized behind RoPE (as those are whose keys and values one "
+            "layer makes), nor attention probabilities, in the quark format; leave out --kv-cache, or try --format "
+            "compressed-tensors"
+        )
+    if format == "compressed-tensors" and program != "vllm":
+        check_stacked(model, config, Path(source))
+    check_format(model, config, format, program, Path(source))
+
+
+def check_format(model: nn.Module, config: QConfig, format: str, program: str | None, source: Path) -> None:
+    """What the format itself says."""
+    if format == "onnx":
+        check_runs(model)
+    if format in CUSTOM_MODES:
+        custom_config(config, format, {}, ())
+    bare = apart(model)
+    if format in SIDES and not (FORMATS[format].mode is not None and has_one_scale(config)):
+        check_layers(bare, config, format)
+    if format == "gguf":
+        gguf_model.check_before(bare, config, source)
+    elif format == "onnx":
+        onnx_says.check_before(bare, config)
+    elif format == "compressed-tensors":
+        compressed_tensors.check_before(model, config, program)
+    if format == MODE:
+        check_stacks(model, config)
+
+
+def apart(model: nn.Module) -> nn.Module:
+    """A copy without values, whose stacked experts and recurrent layers are the layers that are quantized."""
+    bare = without_values(model)
+    unfuse_experts(bare)
+    unroll_recurrent(bare)
+    return bare
+
+
+def check_stacked(model: nn.Module, config: QConfig, source: Path) -> None:
+    """Experts that transformers stacks in float, or has no place for."""
+    found = (name for name, one in model.named_modules() if is_fused(one) or isinstance(one, UnfusedExperts))
+    path = next(found, None)
+    if path is None:
+        return
+    stacked = any(STACKED.search(key) for key in read_checkpoint(source).names)
+    if config.global_quant_config.input_tensors is not None or stacked:
+        what = "makes stacked experts up at random" if stacked else "leaves the inputs of experts in float"
+        raise ConfigError(
+            f"transformers {what} when it reads {path!r} in compressed-tensors; use --format quark, or --for vllm"
+        )
+
+
+def check_layers(model: nn.Module, config: QConfig, format: str) -> None:
+    """Layers of another kind than the format has, or of other sizes.
+
+    Raises:
+        ConfigError: one that is not linear would be quantized, or words would be left half empty.
+    """
+    for item in match(model, config, skeleton=True).quantized:
+        layer, weight = item.layer.module, item.stages["weight"]
+        if not weight:
+            continue
+        if not isinstance(layer, nn.Linear):
+            what = f"it is a {type(layer).__name__}, and only linear layers can be"
+            raise ConfigError(f"{format} cannot hold {item.layer.name!r}: {what}")
+        check_blocks(item.layer.name, weight, layer.in_features, format)
+        if SIDES[format]:
+            lengths = {"outputs": layer.out_features, "inputs": layer.in_features}
+            sides = {side: lengths[side] for side in SIDES[format]}
+            check_words(f"{item.layer.name}.weight", as_a(Int, weight[0].format).bits, sides)

@@ -1,0 +1,177 @@
+"""Names and types of the tensors of a GGUF file: known before a value is.
+
+A scheme whose integers have a scale in each 32, MXFP4 and the types of GGML have a type; the table is in
+``gguf_tensors.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.errors import ConfigError, ModelError, as_a
+from quark.numerics.elements import Int
+from quark.numerics.ggml import GGML
+from quark.numerics.ggml_bytes import BLOCK
+from quark.numerics.granularity import Channel, Group, Tensor, normal_axis
+from quark.torch.config.model import QConfig
+from quark.torch.export.gguf_size import type_of
+from quark.torch.export.gguf_table import Architecture
+from quark.torch.export.layout import BlockLayout, ElementLayout, GgmlLayout, Layout, PairLayout, layout_of
+from quark.torch.export.original import FileNames
+from quark.torch.matching import match
+
+FLOATS = ("F32", "F16", "BF16")
+KINDS = {row.kind: row for row in GGML.values()}
+TYPES = (*FLOATS, *KINDS)
+WHOLE_NAMES = (  # tensors that llama.cpp has in float32
+    "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight",
+)  # fmt: skip
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class GGUFTarget:
+    """What a file is to be made of.
+
+    Attributes:
+        row: the architecture.
+        config: of the model.
+        names: what the package makes of a name.
+        outside: names of the original checkpoint, for those that transformers has renamed.
+        weight_type: of all linear layers, or None: that of their scheme.
+        layer_types: by name or glob of layers, before ``weight_type``.
+        float_type: of embeddings and layers that are not quantized.
+        is_float: no layer of the model is quantized.
+    """
+
+    row: Architecture
+    config: Any
+    names: Any
+    outside: FileNames
+    weight_type: str | None
+    layer_types: Mapping[str, str]
+    float_type: str
+    is_float: bool
+
+    def type_of(self, layer: str) -> str | None:
+        """The type that is asked for, for a layer."""
+        found = (kind for glob, kind in self.layer_types.items() if fnmatchcase(layer, glob))
+        return next(found, self.weight_type)
+
+
+def file_name(name: str, choice: GGUFTarget) -> str:
+    """The name of a tensor in the file; experts of a layer have one.
+
+    Raises:
+        ModelError: there is none.
+    """
+    layer, _, slot = name.rpartition(".")
+    own = EXPERT.sub(".experts.", name)
+    outside = (f"{choice.outside.layer(layer)}.{slot}", choice.outside.outside(name))
+    given = (own, *outside, own.replace(".block_sparse_moe.", ".mlp."), own.removeprefix("transformer."))
+    spelled = (text.replace("_correction_bias", "_correction.bias") for text in given)  # as llama.cpp's own converter
+    tried = (choice.names.get_name(text, try_suffixes=(".weight", ".bias")) for text in spelled)
+    found: str | None = next((text for text in tried if text is not None), None)
+    if found is None:
+        raise ModelError(f"GGUF has no name for the tensor {name!r} of a {choice.config.model_type} model")
+    return found if found.endswith((".weight", ".bias")) else f"{found}.weight"
+
+
+def float_type_of(slot: str, target: str, shape: Sequence[int], choice: GGUFTarget) -> str:
+    """The type of a tensor that is not quantized."""
+    return "F32" if len(shape) == 1 or slot == "bias" or target.endswith(WHOLE_NAMES) else choice.float_type
+
+
+def coded_type(name: str, layout: Layout | PairLayout) -> str:
+    """The type that holds the codes of a weight.
+
+    Raises:
+        ConfigError: none does, or its blocks do not divide the rows.
+    """
+    if isinstance(layout, GgmlLayout):
+        kind = layout.row.kind
+    elif isinstance(layout, BlockLayout) and layout.block.name.startswith("mxfp4") and layout.block.size == BLOCK:
+        kind = "MXFP4"
+    elif isinstance(layout, ElementLayout) and isinstance(layout.element, Int) and fits(layout):
+        kind = type_of((layout.stage,))
+    else:
+        raise ConfigError(
+            f"{name!r} is {layout_name(layout)}, which no GGUF type holds; integers of 2 to 4 bits and symmetric int8 "
+            f"in groups of a multiple of 32 along the inputs can be, and MXFP4; weight_type rounds to another type"
+        )
+    check_rows(name, kind, layout.shape[-1])
+    return kind
+
+
+def check_rows(name: str, kind: str, length: int) -> None:
+    """Blocks divide the rows."""
+    block = 1 if kind in FLOATS else KINDS[kind].size if kind in KINDS else BLOCK
+    if length % block:
+        raise ConfigError(
+            f"{name!r} has rows of {length} numbers, and {kind} has blocks of {block}; leave it float (--exclude "
+            f"{name.removesuffix('.weight')!r}), or use another format"
+        )
+
+
+def fits(layout: ElementLayout) -> bool:
+    """Whether blocks of 32 have one scale, and a type has the codes."""
+    row, granularity = as_a(Int, layout.element), layout.granularity
+    whole = isinstance(granularity, Tensor) or (isinstance(granularity, Channel) and granularity.axis in (0, -2))
+    if isinstance(granularity, Group):
+        grouped = normal_axis(granularity.axis, layout.shape) == len(layout.shape) - 1
+        whole = grouped and (granularity.size % BLOCK == 0 or granularity.size >= layout.shape[-1])
+    wide = row.bits == 8 and not (layout.stage.spec.symmetric and row.signed)
+    return whole and row.bits in (2, 3, 4, 8) and not wide and not layout.stage.real_zero
+
+
+def layout_name(layout: Any) -> str:
+    """A layout in words."""
+    stage = layout.stage if hasattr(layout, "stage") else layout.second.stage
+    return stage.spec.describe()
+
+
+def check_alike(name: str, kinds: Collection[str]) -> None:
+    """Experts of a layer have one type.
+
+    Raises:
+        ConfigError: they have several.
+    """
+    if len(kinds) > 1:
+        raise ConfigError(f"{name!r}: experts of one layer have the types {', '.join(sorted(kinds))}; GGUF stacks them")
+
+
+def check_types(
+    model: nn.Module, config: QConfig, tensors: Iterable[tuple[str, torch.Tensor]], choice: GGUFTarget
+) -> None:
+    """Refuse, before any work, tensors that a file has no name or no type for.
+
+    Args:
+        model: float; its tensors need no values, its experts are taken apart.
+        config: how it will be quantized.
+        tensors: of the model that go into the file.
+        choice: what the file is to be made of.
+
+    Raises:
+        ConfigError: a scheme that no type holds, rows that its blocks do not divide, experts of several types.
+        ModelError: a tensor without a name.
+    """
+    coded = {f"{item.layer.name}.weight": item for item in match(model, config, skeleton=True).quantized}
+    kinds: dict[str, set[str]] = {}
+    for name, value in tensors:
+        target, shape = file_name(name, choice), tuple(value.shape)
+        stages = coded[name].stages["weight"] if name in coded else ()
+        if stages:
+            kind = coded_type(name, layout_of(stages, shape, "order"))
+        else:
+            kind = float_type_of(name.rpartition(".")[2], target, [size for size in shape if size != 1], choice)
+        if EXPERT.search(name):
+            kinds.setdefault(target, set()).add(kind)
+    for target, found in kinds.items():
+        check_alike(target, found)
