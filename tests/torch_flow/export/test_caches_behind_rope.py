@@ -99,9 +99,11 @@ def test_the_scale_of_keys_covers_them_behind_rope(kind: str, format: str, progr
     ("gpt_neox", r"has no place for 'gpt_neox\.layers\.0\.attention\.k_scale', and leaves that cache float"),
     ("mimo_v2_flash", r"puts a scale in the place of the model's own 'model\.layers\.0\.self_attn\.v_scale'"),
     ("opt", r"cannot count the heads \(Cannot determine num_key_value_heads"),
+    ("deepseek_v32", r"lets go of the cache .* before 'model\.layers\.0\.self_attn\.indexer' reads it too"),
+    ("glm_moe_dsa", r"lets go of the cache .* before 'model\.layers\.0\.self_attn\.indexer' reads it too"),
 ])  # fmt: skip
 def test_caches_that_transformers_has_no_place_for_are_refused(kind: str, why: str, tmp_path: Path) -> None:
-    """It left the caches of the first two in float, without a word, and broke off at the last."""
+    """It left the caches of the first two in float, without a word, and broke off at the last three."""
     model = made(kind)
     ours = quantized(model, config_of(model, "fp8", "compressed-tensors", "transformers"))
     with pytest.raises(ConfigError, match=f"transformers does not read this cache in compressed-tensors: it {why}"):

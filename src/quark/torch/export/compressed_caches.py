@@ -11,6 +11,7 @@ Not handled: scales of their own per channel or token, and other types than FP8 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -128,6 +129,8 @@ def misplaced(model: nn.Module, written: set[str]) -> str | None:
         return f"it puts a scale in the place of the model's own {taken!r}, and answers otherwise"
     if lost := sorted(asked - written):
         return f"it quantizes every cache, and has no scale for {lost[0]!r}"
+    if other := next(filter(None, (reader_inside(model, name) for name in places)), None):
+        return f"it lets go of the cache (QuantizedKVCache.update) before {other!r} reads it too, and breaks off"
     library: Any = model
     try:
         text = library.config.get_text_config(decoder=True)
@@ -135,3 +138,10 @@ def misplaced(model: nn.Module, written: set[str]) -> str | None:
     except ValueError as error:
         return f"it cannot count the heads ({str(error).partition('.')[0]})"
     return None
+
+
+def reader_inside(model: nn.Module, attention: str) -> str | None:
+    """A part of an attention that is handed the cache beside keys and values, as an indexer is; None: there is none."""
+    inside = model.get_submodule(attention).named_modules()
+    found = (name for name, part in inside if name and "past_key_values" in signature(part.forward).parameters)
+    return next((f"{attention}.{name}" for name in found), None)

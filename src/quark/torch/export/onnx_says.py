@@ -18,7 +18,7 @@ from quark.torch.quantized_layer import OWN
 from quark.torch.stage import Stage
 
 STANDARD = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "INT4", "UINT4")  # types of DequantizeLinear
-FP8 = 8  # bits
+FP8 = PACKED = 8  # bits of codes, and the most that are packed
 
 
 def refuse(name: str, sentence: str) -> NoReturn:
@@ -117,6 +117,8 @@ def check_scales(name: str, layout: ElementLayout) -> None:
             refuse(name, f"scales {granularity} are none of DequantizeLinear")
     elif isinstance(row, Float) and row.onnx_type and row.bits == FP8:
         return
+    elif row.bits > PACKED:
+        refuse(name, f"{row.name} {granularity}: codes of more than {PACKED} bits are not packed")
     elif isinstance(granularity, Group):
         *_, length = layout.shape
         last = granularity.axis % len(layout.shape) == len(layout.shape) - 1
