@@ -24,7 +24,8 @@ from quark.torch.first_input import Arguments, first_input, with_input
 from quark.torch.kv_cache import cache_quantizers
 
 SLOT = "input_rotation"
-ONLINE, KEYS, BRANCHES = "online rotations (r4, online_r1_rotation)", "rotated keys (r3)", "branches of low rank"
+ONLINE, KEYS = "online rotations (r4, online_r1_rotation)", "rotated keys (r3)"
+BRANCHES = "branches of low rank (svdquant)"
 
 
 @dataclass(frozen=True)
