@@ -231,10 +231,10 @@ def arguments(name: str, part: FakeQuantize, weight: bool) -> Arguments:
     symmetric = stage.spec.symmetric and row.middle == 0
     made: Arguments = {"num_bits": row.bits, "type": number, "symmetric": symmetric}
     made["dynamic"] = stage.spec.dynamic and not weight
-    return {**made, **strategy(name, part, weight)}
+    return {**made, **strategy(name, part)}
 
 
-def strategy(name: str, part: FakeQuantize, weight: bool) -> Arguments:
+def strategy(name: str, part: FakeQuantize) -> Arguments:
     """Which elements share a scale."""
     match part.granularity:
         case Tensor():
@@ -244,9 +244,7 @@ def strategy(name: str, part: FakeQuantize, weight: bool) -> Arguments:
         case Channel(axis=0):
             return {"strategy": "channel"}
         case Group(axis=-1 | 1, size=granularity.WHOLE):
-            if not weight:
-                refuse(name, "groups of inputs that are as long as a row are scales per token, and are to be called so")
-            return {"strategy": "channel"}
+            refuse(name, "a group as long as a row is none of its strategies; ask for a scale per channel (or token)")
         case Group(axis=-1 | 1, size=size):
             return {"strategy": "group", "group_size": size}
         case Block2D(rows=rows, columns=columns):
