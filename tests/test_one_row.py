@@ -35,7 +35,7 @@ ALLOWED = {
         (
             *(f"torch/export/{name}.py" for name in ("compressed_tensors",)),
             *(
-                "torch/export/gguf_tensors.py",
+                "torch/export/gguf_types.py",
                 "torch/export/modelopt.py",
                 "torch/export/stacked_blocks.py",
                 "torch/export/formats.py",
