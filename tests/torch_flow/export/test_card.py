@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from tests.torch_flow.export.networks import llama
 
 from quark.cli import main
 from quark.errors import ConfigError
-from quark.torch.export.card import Card, facts, loader_of, uses, without_own
+from quark.torch.export.card import Card, facts, loader_of, text_of, uses, without_own
 from quark.torch.export.formats import FORMATS, check_formats, row_of
 
 pytest.importorskip("transformers")
@@ -122,6 +124,17 @@ def test_twelve_layers_are_named(count: int) -> None:
     names = [f"layer.{k}" for k in range(count)]
     told = ", ".join(f"`{name}`" for name in names[:12]) + (", …" if count > 12 else "")
     assert rows(made(floats=tuple(names)))["stay float"] == told
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny", "a/b-1.5_x", "a\nlicense: evil", "x: y", "- x", "a|b<b>`\x1b[2J", 'q"\\', "#no"]
+)
+def test_a_name_is_one_value_of_the_head_and_one_line_of_the_card(name: str, tmp_path: Path) -> None:
+    text = text_of(replace(made(), base=name), "---\nlicense: mit\n---\nwords", tmp_path)
+    _, head, rest = text.split("---\n", 2)
+    assert yaml.safe_load(head) == {"license": "mit", "base_model": name, "base_model_relation": "quantized"}
+    assert [line for line in rest.splitlines() if line.startswith("| base model |") and line.endswith(" |")]
+    assert "\x1b" not in rest and "<b>" not in rest and "\nlicense" not in rest
 
 
 def test_keys_of_ours_go_with_what_belongs_to_them() -> None:

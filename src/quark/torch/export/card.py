@@ -7,6 +7,8 @@ that reads the scheme in this format (``format_table.tsv``) how it is loaded. Th
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quark import __version__
+from quark.errors import printable
 from quark.files.folder import new_folder
 from quark.report import file_size
 from quark.torch.export.formats import ANY, FORMATS, PROGRAMS, row_of
@@ -22,6 +25,7 @@ from quark.torch.export.model_files import read_object
 CARD = "README.md"
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 HEAD = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
+PLAIN = re.compile(r"[A-Za-z][\w./-]*")  # a name that YAML takes for words without quotes
 OWN = ("base_model", "library_name", "base_model_relation")  # keys of the head that are ours
 LOAD = {
     "vllm": "```sh\nvllm serve {folder}\n```",
@@ -76,9 +80,15 @@ def text_of(card: Card, original: str, folder: Path) -> str:
     found = HEAD.match(original)
     kept = without_own(found[1]) if found else ""
     body = original[found.end() :] if found else original
-    head = f"---\n{kept}base_model: {card.base}\nbase_model_relation: quantized\n---\n"
-    below = f"\n---\n\nThe card of {card.base}:\n\n{body.strip()}\n" if body.strip() else ""
-    return f"{head}\n# {folder.name}\n\n{facts(card)}\n## Use\n\n{uses(card, folder)}{below}"
+    base = card.base if PLAIN.fullmatch(card.base) else json.dumps(card.base)
+    head = f"---\n{kept}base_model: {base}\nbase_model_relation: quantized\n---\n"
+    below = f"\n---\n\nThe card of {in_a_line(card.base)}:\n\n{body.strip()}\n" if body.strip() else ""
+    return f"{head}\n# {in_a_line(folder.name)}\n\n{facts(card)}\n## Use\n\n{uses(card, folder)}{below}"
+
+
+def in_a_line(name: str) -> str:
+    """The name of a folder, which may be a stranger's, as words of one line of Markdown."""
+    return html.escape(" ".join(printable(name).split()), quote=False).replace("|", "\\|")
 
 
 def without_own(head: str) -> str:
@@ -98,7 +108,7 @@ def facts(card: Card) -> str:
     floats = ", ".join(f"`{name}`" for name in card.floats[:12]) + (", …" if len(card.floats) > 12 else "")
     measured = card.perplexity and f"{card.perplexity[0]:.4f} → {card.perplexity[1]:.4f} (of the calibration data)"
     rows: Mapping[str, str | None] = {
-        "base model": card.base,
+        "base model": in_a_line(card.base),
         "scheme": f"`{card.scheme}`: {card.words}",
         "format": FORMATS[card.format].title,
         "stay float": floats,
