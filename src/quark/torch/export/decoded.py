@@ -149,6 +149,7 @@ def rows_cut(parts: Parts, windows: Windows) -> Parts:
     for role, value in parts.items():
         if role == "weight_shape":
             made[role] = torch.tensor([windows.count, int(value[1])], dtype=value.dtype)
-        else:
-            made[role] = value if value.dim() < 2 or value.shape[0] == 1 else windows.cut(value)
+        else:  # a vector is a scale per row, or one of a whole tensor
+            whole = value.shape != (windows.rows,) if value.dim() < 2 else value.shape[0] == 1
+            made[role] = value if whole else windows.cut(value)
     return made
