@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from quark.errors import ConfigError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.before_work import check_before_work
-from quark.torch.export.write_as import export_as
+from quark.torch.export.write_as import config_for, export_as
 from quark.torch.files.foreign import quantized_model
 from quark.torch.language import load_model
 
@@ -265,9 +265,10 @@ def test_what_transformers_misreads_is_refused_but_for_vllm(
         ("gpt_oss", "fp8", "quark", "whose rows take turns"),
         ("gpt_oss", "mxfp4", "compressed-tensors", "whose rows take turns"),
         ("mixtral", "int8", "compressed-tensors", "Unsupported FusedMoe scheme"),
-        ("mixtral", "int8", "quark", None),
+        ("mixtral", "int8", "quark", "no kernel to run them"),
+        ("mixtral", "ptpc_fp8", "modelopt", "a scale per row"),
+        ("mixtral", "fp8", "modelopt", None),
         ("mixtral", "fp8", "compressed-tensors", None),
-        ("granitemoehybrid", "int8", "quark", "w2_input_zero_point"),
         ("granitemoehybrid", "nvfp4", "compressed-tensors", "w2_input_global_scale"),
         ("granitemoehybrid", "ptpc_int8", "quark", None),
         ("llama4_text", "int4_wo_32", "quark", r"q_proj' while it loads it .* packed along the outputs"),
@@ -287,6 +288,46 @@ def test_experts_that_vllm_does_not_load_are_refused(name: str, scheme: str, for
     config = LLMTemplate.for_model(made).get_config(scheme)
     with nullcontext() if why is None else pytest.raises(ConfigError, match=why):
         check_before_work(made, config, form, "vllm", Path())
+
+
+FUSED = {  # packed_modules_mapping of vLLM's models, and its stacked experts
+    "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up",
+    "w1": "w13", "w3": "w13", "q_a_proj": "qkv_a", "kv_a_proj_with_mqa": "qkv_a",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", ["vllm", None])
+@pytest.mark.parametrize("form", ["quark", "compressed-tensors"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "deepseek_v3"])
+def test_weights_that_vllm_quantizes_again_stay_as_they_were(
+    name: str, form: str, program: str | None, tmp_path: Path
+) -> None:
+    """Its requantize_with_max_scale: layers read as one have the largest scale, and weights are rounded to it again."""
+    made = tiny.tiny_model(name, dict(tiny.model_types())[name])
+    config = config_for(LLMTemplate.for_model(made).get_config("fp8"), form, program, torch.float32)
+    export_as(
+        ModelQuantizer(config).quantize_model(made, [tiny.inputs_of(made)]),
+        tmp_path / "m",
+        form,
+        tmp_path,
+        program="vllm",
+    )
+    stored = {key: one for path in (tmp_path / "m").glob("*.safetensors") for key, one in load_file(path).items()}
+    layers = [key.removesuffix(".weight_scale") for key in stored if key.endswith(".weight_scale")]
+    together: dict[tuple[str, str], list[str]] = {}
+    for layer in layers:
+        parent, _, own = layer.rpartition(".")
+        together.setdefault((parent, FUSED.get(own, own)), []).append(layer)
+    assert sum(len(members) > 1 for members in together.values()) >= 3
+    moved = 0
+    for members in together.values():
+        largest = max(stored[f"{layer}.weight_scale"].float() for layer in members)
+        for layer in members:
+            codes = stored[f"{layer}.weight"]
+            plain = codes.half() * stored[f"{layer}.weight_scale"].half()
+            again = (plain.float() / largest).clamp(-448, 448).to(torch.float8_e4m3fn)
+            moved += int((again.float() != codes.float()).sum())
+    assert moved == 0 if program else moved > 100
 
 
 @pytest.mark.parametrize(("form", "why"), [("quark", "--exclude"), ("compressed-tensors", None)])

@@ -116,16 +116,17 @@ def written(
 
     from quark.errors import QuarkError
     from quark.torch import LLMTemplate, ModelQuantizer
+    from quark.torch.export.before_work import check_before_work
     from quark.torch.export.formats import check_caches, check_formats
-    from quark.torch.export.write_as import check_experts, config_for, export_as
+    from quark.torch.export.write_as import config_for, export_as
 
     try:
         check_formats([scheme], form, "vllm")
         check_caches(cache or None, form, "vllm")
         config = LLMTemplate.for_model(model).get_config(scheme, kv_cache_scheme=cache or None)
         config = dataclasses.replace(config, exclude=[*config.exclude, *floats])
-        check_experts(model, config, form, "vllm", goal.parent)
         config = config_for(config, form, "vllm", model.dtype)
+        check_before_work(model, config, form, "vllm", goal.parent)
         data = [torch.randint(3, 250, (2, 64), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
         quantized = ModelQuantizer(config).quantize_model(copy.deepcopy(model), data)
         export_as(quantized, goal, form, goal.parent, program="vllm")

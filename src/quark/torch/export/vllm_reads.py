@@ -9,20 +9,21 @@ vLLM have instead; ``tests/consumers/vllm_caches.py`` asks vLLM's registry.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from quark.errors import ConfigError
-from quark.numerics.elements import Int
-from quark.numerics.granularity import Block2D, Tensor
+from quark.numerics.elements import Float, Int
+from quark.numerics.granularity import Block2D, Channel, Tensor
 from quark.torch.config.model import QConfig
 from quark.torch.experts import UnfusedExperts, fact, is_fused
 from quark.torch.export.original import names_of, renamed_item
 from quark.torch.export.shards import Item
 from quark.torch.export.stacked_blocks import MODE
 from quark.torch.kv_cache import is_cached, role_of
-from quark.torch.matching import choose_all, find_candidates
+from quark.torch.matching import Usual, choose_all, find_candidates
 from quark.torch.stage import Stage
 
 #: What reads experts whose rows take turns (gpt_oss), by format: the same for every scheme. In the quark format float
@@ -32,12 +33,22 @@ ROWS_IN_TURN = {"quark": "GptOssModel._load_weights_quark", "compressed-tensors"
 SCANNED = ("in_proj", "x_proj", "dt_proj", "out_proj")
 #: Classes that put the rows of a layer in another order while they load it, as if all of its tensors were weights.
 REPACKED = {"BloomForCausalLM": ("query_key_value", "BloomModel._repack_qkv")}
-#: Classes that look for the tensors of experts under names that a table remaps, which lacks zero points of inputs.
+#: Classes that look for the tensors of experts under names that a table remaps, which lacks global scales of inputs.
 REMAPPED = ("GraniteMoeHybridForCausalLM",)
 #: Classes that turn the rows of queries and keys while they load them: weights with a row per output, and their scales.
 TURNED = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 #: Classes that find no place for the scales of a cache, and where they lose them.
 CACHELESS = {"JambaForCausalLM": "its hf_to_vllm_mapper drops '.self_attn' from names"}
+#: Siblings that its classes read as one layer (packed_modules_mapping of its models; stacked experts).
+READ_AS_ONE = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_a", "in_proj_b"),
+)
 WORD = 32  # bits
 #: Scales of caches in a file, and their names for vLLM; it adds ``.attn`` where a name does not have it.
 CACHE_SCALES = (
@@ -67,6 +78,20 @@ def check_for_vllm(model: nn.Module, config: QConfig, format: str) -> None:
     check_cache_scales(model, config, format)
 
 
+def read_by_vllm(config: QConfig) -> QConfig:
+    """``config`` with the scales that vLLM computes with where it reads several layers as one.
+
+    Inputs of all experts have the largest scale (QuarkW8A8Fp8MoEMethod). FP8 weights of one scale that were not written
+    with the same one are quantized once more, with the largest (requantize_with_max_scale): so they share it here.
+    Integers of one scale get one per output instead (convert_to_channelwise), which changes nothing.
+    """
+    every = [config.global_quant_config, *config.layer_quant_config.values(), *config.layer_type_quant_config.values()]
+    stages = [stage for layer in every for stage in layer.stages("weight")]
+    again = any(isinstance(one.spec.granularity, Tensor) and isinstance(one.spec.row, Float) for one in stages)
+    groups: list[list[str]] = [[Usual(name) for name in names] for names in READ_AS_ONE] if again else []
+    return replace(config, sync_moe_expert_input_amax=True, shared_scale_groups=config.shared_scale_groups or groups)
+
+
 def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
     """Experts that vLLM does not load."""
     for path, one in model.named_modules():
@@ -85,12 +110,19 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
         if format == "compressed-tensors" and has_integer_tensors(config):
             raise ConfigError(
                 f"vLLM does not load {path!r} in compressed-tensors with integers of one scale per tensor "
-                f"(RuntimeError: Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --format quark has them"
+                f"(RuntimeError: Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --scheme ptpc_int8, with a "
+                f"scale per token, is read"
             )
-        if format == "quark" and type(model).__name__ in REMAPPED and has_integer_tensors(config):
+        if format == "quark" and has_static_integers(config):
             raise ConfigError(
-                f"vLLM finds no place for the zero points of the inputs of {path!r} (KeyError: w2_input_zero_point, "
-                f"maybe_remap_moe_expert_param_name); --scheme ptpc_int8, with a scale per token, is read"
+                f"vLLM loads {path!r} with static scales of integer inputs and has no kernel to run them "
+                f"(AttributeError: 'NoneType' object has no attribute 'is_monolithic', QuarkW8A8Int8MoEMethod); "
+                f"--scheme ptpc_int8, with a scale per token, runs"
+            )
+        if format == "modelopt" and has_rows_of_fp8(config):
+            raise ConfigError(
+                f"vLLM does not load {path!r} in ModelOpt's format with FP8 of a scale per row (RuntimeError: shape "
+                f"'[]' is invalid, RoutedExperts.weight_loader); --format quark and --format compressed-tensors have it"
             )
         stages = config.global_quant_config.stages("input_tensors")
         if format == "compressed-tensors" and type(model).__name__ in REMAPPED and any(map(is_nvfp4, stages)):
@@ -205,6 +237,18 @@ def cache_scale_name(name: str) -> str:
     for pattern, target in CACHE_SCALES:
         name = pattern.sub(target, name)
     return name
+
+
+def has_static_integers(config: QConfig) -> bool:
+    """Whether inputs are integers whose scales are known beforehand."""
+    stages = config.global_quant_config.stages("input_tensors")
+    return any(isinstance(one.format, Int) and one.calibrated for one in stages)
+
+
+def has_rows_of_fp8(config: QConfig) -> bool:
+    """Whether weights are FP8 with a scale per row."""
+    stages = config.global_quant_config.stages("weight")
+    return any(isinstance(one.spec.row, Float) and isinstance(one.spec.granularity, Channel) for one in stages)
 
 
 def has_integer_tensors(config: QConfig) -> bool:

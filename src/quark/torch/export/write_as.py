@@ -24,6 +24,7 @@ from quark.torch.export.model_files import copy_beside
 from quark.torch.export.onnx_model import FILE, export_onnx
 from quark.torch.export.reader_scales import with_scales_in
 from quark.torch.export.shards import SHARD_SIZE
+from quark.torch.export.vllm_reads import read_by_vllm
 
 
 def export_as(
@@ -98,8 +99,8 @@ def config_for(config: QConfig, format: str, program: str | None, dtype: torch.d
     """
     if config.kv_cache_quant_config and quantizes_behind_rope(format, program):
         config = replace(config, kv_cache_post_rope=True)
-    if program == "vllm":  # one scale for the inputs of all experts, the largest (QuarkW8A8Fp8MoEMethod)
-        config = replace(config, sync_moe_expert_input_amax=True)
+    if program == "vllm":
+        config = read_by_vllm(config)
     if (
         format in CAST
     ):  # transformers holds all scales of compressed-tensors in the model's type, vLLM those of integers
