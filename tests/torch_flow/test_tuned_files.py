@@ -50,9 +50,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with two decoder blocks, the least that have one before and one behind."""
+    """The same with two decoder blocks, the least that have one before and one behind, and large channels to smooth."""
     folder = tmp_path_factory.mktemp("two_blocks")
-    llama(num_hidden_layers=2).to(torch.bfloat16).save_pretrained(folder, max_shard_size="100KB")
+    model = llama(num_hidden_layers=2).to(torch.bfloat16)
+    for layer in model.model.layers:
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            norm.weight.detach()[::16] *= 8
+    model.save_pretrained(folder, max_shard_size="100KB")
     return folder
 
 
