@@ -2,14 +2,15 @@
 
     python tests/consumers/vllm_engine.py write FOLDER [--types llama,mixtral] [--schemes fp8] [--caches fp8]
     PYTHON tests/consumers/vllm_engine.py run FOLDER [--parts 4] > answers.jsonl
-    python tests/consumers/vllm_engine.py page FOLDER answers.jsonl
+    python tests/consumers/vllm_engine.py page answers.jsonl
 
 ``write`` runs in this project's environment and needs no GPU: small random models in bfloat16, quantized, exported with
 ``program="vllm"``, each beside ``NAME.expected.pt``: {"ids": int64 [tokens], "logits": float32 [tokens, vocabulary]} of
 the quantized model in memory. ``run`` needs an environment with vLLM and a GPU; nothing of quark is imported there. An
 answer is the relative error of the logits, their mean removed: of all positions ("error") and of the median one
 ("median": where a token of a random model lies between two experts, bfloat16 may choose the other).
-``page`` writes ``docs/results/vllm_gpu.md``.
+"noise" is that of our own model between bfloat16 and float32 ("noise_median"), "worst" the worst relative error of a
+linear layer given one input. ``page`` prints the tables of ``docs/results/vllm_gpu.md``.
 """
 
 from __future__ import annotations
@@ -279,11 +280,32 @@ FUSED = {
 }
 
 
+def page(given: argparse.Namespace) -> None:
+    """A table of all lines: error of the median token, that of our model between its types, the worst layer."""
+    lines = [json.loads(line) for line in given.folder.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
+    found = {line["folder"]: line for line in lines}
+    types = sorted({key.split("/")[0] for key in found})
+    rows = sorted({key.split("/")[1] for key in found})
+    print(f"| scheme in format | {' | '.join(types)} |", "|---" * (len(types) + 1) + "|", sep="\n")
+    for row in rows:
+        print(f"| {row.replace(':', ' in ')} | {' | '.join(word(found.get(f'{name}/{row}')) for name in types)} |")
+
+
+def word(line: dict[str, Any] | None) -> str:
+    """A cell."""
+    if line is None:
+        return "–"
+    if "fault" in line:
+        return "**no**"
+    more = [line.get("noise_median"), line.get("worst")]
+    return " / ".join([f"{line['median']:.3f}", *(f"{value:.2g}" for value in more if value is not None)])
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("write", "run", "page"))
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="of the models; page: the file of answers")
     parser.add_argument("--types", default=TYPES)
     parser.add_argument("--schemes", default=SCHEMES)
     parser.add_argument("--caches", default="fp8,fp8_per_head")
@@ -291,7 +313,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90, help="of one folder")
     parser.add_argument("--only", default="")
     given = parser.parse_args()
-    {"write": write, "run": run}[given.command](given)
+    {"write": write, "run": run, "page": page}[given.command](given)
 
 
 if __name__ == "__main__":
