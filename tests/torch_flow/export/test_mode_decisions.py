@@ -641,7 +641,7 @@ def test_weights_that_gguf_has_blocks_for(bits: int, granularity: str) -> None:
             assert fits(made) == expected, (name, symmetric)
 
 
-@pytest.mark.parametrize("format", ["quark", "compressed-tensors"])
+@pytest.mark.parametrize("format", ["quark", "compressed-tensors", "modelopt"])
 @pytest.mark.parametrize("kind", [vllm_reads.REMAPPED[0], "MixtralForCausalLM"])
 @pytest.mark.parametrize("integers", [True, False])
 @pytest.mark.parametrize("nvfp4", [True, False])
@@ -656,17 +656,18 @@ def test_experts_that_vllm_does_not_load(
     facts = {"has_gate": True, "is_concatenated": not turns}
     monkeypatch.setattr(vllm_reads, "is_fused", lambda module: module is model.experts)
     monkeypatch.setattr(vllm_reads, "fact", lambda module, name: facts[name])
-    monkeypatch.setattr(vllm_reads, "has_integer_tensors", lambda config: integers)
+    for name in ("has_integer_tensors", "has_static_integers", "has_rows_of_fp8"):
+        monkeypatch.setattr(vllm_reads, name, lambda config: integers)
     monkeypatch.setattr(vllm_reads, "is_nvfp4", lambda stage: nvfp4)
     config: Any = SimpleNamespace(exclude=exclude, global_quant_config=SimpleNamespace(stages=lambda slot: ["stage"]))
     mapped, packed = kind in vllm_reads.REMAPPED, format == "compressed-tensors"
-    if turns and not (packed and exclude):
+    if turns and not (format != "quark" and exclude):
         told = "whose rows take turns"
     elif exclude or not (integers or nvfp4):
         told = None
     elif packed:
         told = "with integers of one scale" if integers else "the scales of the inputs of 'experts'" if mapped else None
     else:
-        told = "the zero points of the inputs of 'experts'" if mapped and integers else None
+        told = {"quark": "no kernel to run them", "modelopt": "a scale per row"}[format] if integers else None
     with pytest.raises(ConfigError, match=told) if told else nullcontext():
         vllm_reads.check_experts(model, config, format)
