@@ -300,7 +300,7 @@ FUSED = {  # packed_modules_mapping of vLLM's models, and its stacked experts
 @pytest.mark.parametrize("form", ["quark", "compressed-tensors"])
 @pytest.mark.parametrize("name", ["llama", "mixtral", "deepseek_v3"])
 def test_weights_that_vllm_quantizes_again_stay_as_they_were(
-    name: str, form: str, program: str | None, tmp_path: Path
+    name: str, form: str, program: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its requantize_with_max_scale: layers read as one have the largest scale, and weights are rounded to it again."""
     made = tiny.tiny_model(name, dict(tiny.model_types())[name])
@@ -328,6 +328,7 @@ def test_weights_that_vllm_quantizes_again_stay_as_they_were(
             again = (plain.float() / largest).clamp(-448, 448).to(torch.float8_e4m3fn)
             moved += int((again.float() != codes.float()).sum())
     assert moved == 0 if program else moved > 100
+    assert ("rounds their FP8 weights again" in caplog.text) == (program is None)
 
 
 @pytest.mark.parametrize(("form", "why"), [("quark", "--exclude"), ("compressed-tensors", None)])

@@ -46,7 +46,7 @@ from quark.torch.export.state import items_of
 from quark.torch.export.stored import StoredScales, StoredTensor
 from quark.torch.export.transformers_reads import why_not, without_values
 from quark.torch.export.verify import verify as check_written
-from quark.torch.export.vllm_reads import cache_scales_for
+from quark.torch.export.vllm_reads import cache_scales_for, warn_of_rounding
 from quark.torch.fake_quantize import HALVES, FakeQuantize, parts
 from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
@@ -80,6 +80,7 @@ def export_compressed_tensors(
     config = config_of(model)
     refuse_to_export(model)
     warn_of_rope(config, "compressed-tensors", program)
+    warn_of_rounding(model, config, "compressed-tensors", program)
     found = words_of(model, config, program)
     made = [*compressed_items(model, found.schemes, found.formats, program), *cache_items(model, found.caches)]
     items = cache_scales_for(program, config, [*outside_items(made, found.names), *left_out_items(model)])

@@ -28,7 +28,7 @@ from quark.torch.export.state import items_of
 from quark.torch.export.storage import PACK_METHODS
 from quark.torch.export.stored import StoredTensor
 from quark.torch.export.verify import verify as check_written
-from quark.torch.export.vllm_reads import cache_scales_for
+from quark.torch.export.vllm_reads import cache_scales_for, warn_of_rounding
 from quark.torch.fake_quantize import parts
 from quark.torch.matching import candidate, choose
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
@@ -82,6 +82,7 @@ def export_safetensors(
         entry = custom_config(replace(config, exclude=floats), custom_mode, export.to_dict(), floats)
     items = items_of(model, pack_method, weight_format)
     warn_of_rope(config, custom_mode, program)
+    warn_of_rounding(model, config, custom_mode, program)
     if custom_mode != "quark":
         if custom_mode in PACKED_INTEGERS:
             warn_of_casts(custom_mode, model, worst_cast(model))

@@ -8,6 +8,7 @@ vLLM have instead; ``tests/consumers/vllm_caches.py`` asks vLLM's registry.
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,7 +25,10 @@ from quark.torch.export.shards import Item
 from quark.torch.export.stacked_blocks import MODE
 from quark.torch.kv_cache import is_cached, role_of
 from quark.torch.matching import Usual, choose_all, find_candidates
+from quark.torch.quantized_layer import quantized_layers
 from quark.torch.stage import Stage
+
+log = logging.getLogger(__name__)
 
 #: What reads experts whose rows take turns (gpt_oss), by format: the same for every scheme. In the quark format float
 #: ones are not read either, and vLLM does not say so; in compressed-tensors they are.
@@ -85,11 +89,32 @@ def read_by_vllm(config: QConfig) -> QConfig:
     with the same one are quantized once more, with the largest (requantize_with_max_scale): so they share it here.
     Integers of one scale get one per output instead (convert_to_channelwise), which changes nothing.
     """
+    groups: list[list[str]] = [[Usual(name) for name in names] for names in READ_AS_ONE] if is_rounded(config) else []
+    return replace(config, sync_moe_expert_input_amax=True, shared_scale_groups=config.shared_scale_groups or groups)
+
+
+def is_rounded(config: QConfig) -> bool:
+    """Whether there are FP8 weights of one scale per tensor, which vLLM rounds again where it reads several as one."""
     every = [config.global_quant_config, *config.layer_quant_config.values(), *config.layer_type_quant_config.values()]
     stages = [stage for layer in every for stage in layer.stages("weight")]
-    again = any(isinstance(one.spec.granularity, Tensor) and isinstance(one.spec.row, Float) for one in stages)
-    groups: list[list[str]] = [[Usual(name) for name in names] for names in READ_AS_ONE] if again else []
-    return replace(config, sync_moe_expert_input_amax=True, shared_scale_groups=config.shared_scale_groups or groups)
+    return any(isinstance(one.spec.granularity, Tensor) and isinstance(one.spec.row, Float) for one in stages)
+
+
+def warn_of_rounding(model: nn.Module, config: QConfig, format: str, program: str | None) -> None:
+    """Say that vLLM, which may read a file, rounds weights again whose scales are not shared."""
+    if program not in (None, "vllm") or config.shared_scale_groups or not is_rounded(config):
+        return
+    layers = [name.rpartition(".") for name, _ in quantized_layers(model)]
+    for names in READ_AS_ONE:
+        parents = [parent for parent, _, own in layers if own in names]
+        if len(parents) > len(set(parents)):
+            log.warning(
+                "%s: vLLM reads %s as one layer and rounds their FP8 weights again, to the largest of their scales; "
+                "with --for vllm, or shared_scale_groups in the configuration, it runs what was evaluated",
+                format,
+                ", ".join(names),
+            )
+            return
 
 
 def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
