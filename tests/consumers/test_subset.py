@@ -290,6 +290,22 @@ def test_experts_that_vllm_does_not_load_are_refused(name: str, scheme: str, for
         check_before_work(made, config, form, "vllm", Path())
 
 
+@pytest.mark.parametrize(
+    "groups", [[], [["q_proj", "k_proj"]], [["*q_proj", "*k_proj", "*v_proj"], ["gate_proj", "up_proj"]]]
+)
+def test_groups_of_a_user_are_kept_and_what_they_lack_is_told(
+    groups: list[list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For vLLM the siblings that it reads as one share a scale, whatever else does."""
+    made = tiny.tiny_model("llama", dict(tiny.model_types())["llama"])
+    config = LLMTemplate.for_model(made).get_config("fp8", shared_scale_groups=groups)
+    quantized = ModelQuantizer(config).quantize_model(made, [tiny.inputs_of(made)])
+    export_as(quantized, tmp_path / "m", "quark", tmp_path)
+    assert ("rounds their FP8 weights again" in caplog.text) == (len(groups) < 2)
+    asked = config_for(config, "quark", "vllm", torch.float32).shared_scale_groups
+    assert asked[: len(groups)] == groups and ["q_proj", "k_proj", "v_proj"] in asked
+
+
 FUSED = {  # packed_modules_mapping of vLLM's models, and its stacked experts
     "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up",
     "w1": "w13", "w3": "w13", "q_a_proj": "qkv_a", "kv_a_proj_with_mqa": "qkv_a",

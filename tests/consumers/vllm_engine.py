@@ -82,7 +82,7 @@ def write(given: argparse.Namespace) -> None:
         if any(key.endswith("e_score_correction_bias") for key in model.state_dict()):
             model.config.topk_method = "noaux_tc"
         ids = torch.randint(3, 250, (TOKENS,), generator=torch.Generator().manual_seed(3))
-        goal = given.folder / f"{name}" / "float:quark"
+        goal = given.folder / name / "float:quark"
         goal.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(goal)
         torch.save(told_of(copy.deepcopy(model), ids, {}), f"{goal}.expected.pt")
@@ -110,29 +110,15 @@ def written(
     model: Any, scheme: str, cache: str, form: str, goal: Path, floats: tuple[str, ...], ids: Any
 ) -> str | None:
     """Write one model and what it answers; the sentence of a refusal."""
-    import dataclasses
-
     import torch
-    from vllm_table import expected
+    from vllm_table import expected, written_model
 
     from quark.errors import QuarkError
-    from quark.torch import LLMTemplate, ModelQuantizer
-    from quark.torch.export.before_work import check_before_work
-    from quark.torch.export.formats import check_caches, check_formats
-    from quark.torch.export.write_as import config_for, export_as
 
+    data = [torch.randint(3, 250, (2, 64), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     try:
-        check_formats([scheme], form, "vllm")
-        check_caches(cache or None, form, "vllm")
-        config = LLMTemplate.for_model(model).get_config(scheme, kv_cache_scheme=cache or None)
-        config = dataclasses.replace(config, exclude=[*config.exclude, *floats])
-        config = config_for(config, form, "vllm", model.dtype)
-        check_before_work(model, config, form, "vllm", goal.parent)
-        data = [torch.randint(3, 250, (2, 64), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
-        quantized = ModelQuantizer(config).quantize_model(copy.deepcopy(model), data)
-        export_as(quantized, goal, form, goal.parent, program="vllm")
+        quantized = written_model(model, scheme, cache, form, goal, floats, data)
     except QuarkError as error:
-        shutil.rmtree(goal, ignore_errors=True)
         return str(error)
     torch.save(told_of(quantized, ids, expected(quantized)), f"{goal}.expected.pt")
     return None

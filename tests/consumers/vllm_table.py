@@ -92,29 +92,38 @@ def written(model: Any, scheme: str, cache: str, form: str, goal: Path, floats: 
     import torch
 
     from quark.errors import QuarkError
-    from quark.torch import LLMTemplate, ModelQuantizer
-    from quark.torch.export.before_work import check_before_work
-    from quark.torch.export.formats import check_caches, check_formats
-    from quark.torch.export.write_as import config_for, export_as
     from quark.torch.kv_cache import exported_scales
 
     if goal.exists():
         return None
     try:
-        check_formats([scheme], form, "vllm")
-        check_caches(cache or None, form, "vllm")
-        config = LLMTemplate.for_model(model).get_config(scheme, kv_cache_scheme=cache or None)
-        config = dataclasses.replace(config, exclude=[*config.exclude, *floats])
-        check_before_work(model, config, form, "vllm", goal.parent)
-        config = config_for(config, form, "vllm", model.dtype)
-        quantized = ModelQuantizer(config).quantize_model(copy.deepcopy(model), [tiny.inputs_of(model)])
-        export_as(quantized, goal, form, goal.parent, program="vllm")
+        quantized = written_model(model, scheme, cache, form, goal, floats, [tiny.inputs_of(model)])
     except QuarkError as error:
         return str(error)
     torch.save(expected(quantized), f"{goal}.expected.pt")
     if cache:
         torch.save(exported_scales(quantized), f"{goal}.caches.pt")
     return None
+
+
+def written_model(
+    model: Any, scheme: str, cache: str, form: str, goal: Path, floats: tuple[str, ...], data: list[Any]
+) -> Any:
+    """A copy of the model quantized and written for vLLM, as the command line does both; or QuarkError."""
+    from quark.torch import LLMTemplate, ModelQuantizer
+    from quark.torch.export.before_work import check_before_work
+    from quark.torch.export.formats import check_caches, check_formats
+    from quark.torch.export.write_as import config_for, export_as
+
+    check_formats([scheme], form, "vllm")
+    check_caches(cache or None, form, "vllm")
+    config = LLMTemplate.for_model(model).get_config(scheme, kv_cache_scheme=cache or None)
+    config = dataclasses.replace(config, exclude=[*config.exclude, *floats])
+    config = config_for(config, form, "vllm", model.dtype)
+    check_before_work(model, config, form, "vllm", goal.parent)
+    quantized = ModelQuantizer(config).quantize_model(copy.deepcopy(model), data)
+    export_as(quantized, goal, form, goal.parent, program="vllm")
+    return quantized
 
 
 def expected(model: Any) -> dict[str, tuple[Any, ...]]:

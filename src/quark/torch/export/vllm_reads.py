@@ -89,8 +89,8 @@ def read_by_vllm(config: QConfig) -> QConfig:
     with the same one are quantized once more, with the largest (requantize_with_max_scale): so they share it here.
     Integers of one scale get one per output instead (convert_to_channelwise), which changes nothing.
     """
-    groups: list[list[str]] = [[Usual(name) for name in names] for names in READ_AS_ONE] if is_rounded(config) else []
-    return replace(config, sync_moe_expert_input_amax=True, shared_scale_groups=config.shared_scale_groups or groups)
+    groups: list[list[str]] = [[Usual(name) for name in one] for one in READ_AS_ONE] if is_rounded(config) else []
+    return replace(config, sync_moe_expert_input_amax=True, shared_scale_groups=[*config.shared_scale_groups, *groups])
 
 
 def is_rounded(config: QConfig) -> bool:
@@ -100,14 +100,21 @@ def is_rounded(config: QConfig) -> bool:
     return any(isinstance(one.spec.granularity, Tensor) and isinstance(one.spec.row, Float) for one in stages)
 
 
+def is_shared(names: set[str], config: QConfig) -> bool:
+    """Whether one group of shared scales holds layers of all these names."""
+    groups = [[glob.rpartition(".")[2] for glob in group] for group in config.shared_scale_groups]
+    return any(all(any(fnmatchcase(name, glob) for glob in group) for name in names) for group in groups)
+
+
 def warn_of_rounding(model: nn.Module, config: QConfig, format: str, program: str | None) -> None:
     """Say that vLLM, which may read a file, rounds weights again whose scales are not shared."""
-    if program not in (None, "vllm") or config.shared_scale_groups or not is_rounded(config):
+    if program not in (None, "vllm") or not is_rounded(config):
         return
     layers = [name.rpartition(".") for name, _ in quantized_layers(model)]
     for names in READ_AS_ONE:
         parents = [parent for parent, _, own in layers if own in names]
-        if len(parents) > len(set(parents)):
+        there = {own for _, _, own in layers} & {*names}
+        if len(parents) > len(set(parents)) and not is_shared(there, config):
             log.warning(
                 "%s: vLLM reads %s as one layer and rounds their FP8 weights again, to the largest of their scales; "
                 "with --for vllm, or shared_scale_groups in the configuration, it runs what was evaluated",
