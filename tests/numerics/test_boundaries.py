@@ -11,6 +11,7 @@ import pytest
 
 from quark.errors import ConfigError, DataError
 from quark.numerics import ggml, ggml_fit
+from quark.numerics.affine import Grid
 from quark.numerics.blocks import BLOCKS, Block, named
 from quark.numerics.elements import ELEMENTS, Float, Int
 from quark.numerics.formats import FORMATS, register_format, unregister_format
@@ -139,6 +140,23 @@ def test_the_scale_of_a_tensor_is_a_normal_number_or_one(factor: float, kept: bo
     largest = np.float32(6 * 448 * 2.0**-126 * factor)
     found = row.above(np.array([[largest, 0, -largest / 2]], np.float32), None)
     assert found is not None and float(found) == (2.0**-126 if kept else 1.0)
+
+
+@pytest.mark.parametrize("units", [1.0, 1 - 2.0**-20])
+def test_the_scale_of_a_range_is_a_normal_number_or_one(units: float) -> None:
+    """Of int8 the range / 127, where that is at least 2^-126."""
+    high = np.float64(127 * 2.0**-126 * units)
+    scale, _ = Grid(FORMATS["int8"]).parameters(-high, high)
+    assert float(scale) == (2.0**-126 if units == 1 else 1.0)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_bits_of_a_value_are_those_of_its_codes_and_its_share_of_scales(name: str) -> None:
+    """Counted in the arrays of codes: 8 bits of scale per block, one of shift per pair where there are pairs."""
+    block, x = BLOCKS[name], np.ones((2, 64), np.float32)
+    codes = block.encode(x)
+    shifts = 0 if codes.shift is None else codes.shift.size
+    assert block.bits * x.size == block.element.bits * x.size + 8 * codes.scale.size + shifts
 
 
 def test_a_block_without_minima_keeps_the_scale_of_least_squares() -> None:

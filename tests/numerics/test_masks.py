@@ -15,7 +15,7 @@ from quark.numerics.masks import is_mask
     ([-1024.0, 1.0, -1.0], True), ([-1024.0, -1.01], False), ([-1024.0, 1.01], False),
     ([-1e9, 1e9, 0.0], True), ([-1e9, -1.005e9, 3.0], True), ([-1e9, -1.02e9, 3.0], False),
     ([-1024.0, -1030.0, 1.003], False), ([-1024.0, -1030.0, 1.0], True),
-    ([0.0, 1.0], False), ([], False),
+    ([-1e9, -1.01e9, 3.0], True), ([0.0, 1.0], False), ([], False),
 ])  # fmt: skip
 def test_one_number_far_out_beside_small_ones(numbers: list[float], expected: bool) -> None:
     """At -1000 or below, or from a million on; what else there is, a 1024th of it at most; one number to 1 %."""

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from quark.config.tensor import TensorSpec
-from quark.errors import ConfigError
-from quark.observers import non_overflow
+from quark.errors import ConfigError, DataError
+from quark.observers import entropy, non_overflow
 from quark.observers.histogram import Histogram
 from quark.observers.outlined import Outlined, outlined
 from quark.observers.percentile import search
+from quark.observers.registry import SEARCHES
 from quark.observers.tails import BLOCK, Tail, Tails, quantiles
 
 
@@ -94,3 +95,54 @@ def test_percentiles_are_those_of_a_hundred(percentile: float, symmetric: bool) 
         return
     low, high = search(found, grid, percentile=percentile, symmetric=symmetric)
     assert 0 <= low <= high <= 99
+
+
+@pytest.mark.parametrize(("method", "symmetric"), [
+    ("minmax", False), ("moving_minmax", False), ("entropy", False), ("non_overflow", True),
+    ("moving_non_overflow", True), ("percentile", True), ("layerwise_percentile", True), ("mse_most_common", True),
+])  # fmt: skip
+def test_whether_both_sides_are_looked_at_alike_where_nobody_says(method: str, symmetric: bool) -> None:
+    """Values of which the lower side is shorter, and rarer: the two answers are not the same."""
+    values = np.concatenate([np.linspace(-1, 0, 400), np.geomspace(0.01, 3.9, 3000)]).astype(np.float32)
+    grid = TensorSpec("uint8", False, scale_rule="power_of_two" if "most_common" in method else "float32").grid
+    row, found = SEARCHES[method], {}
+    plain = {"percentile": {"percentile": 90.0}, "layerwise_percentile": {"candidates": (90.0,)}}.get(method, {})
+    for settings in (plain, {**plain, "symmetric": True}, {**plain, "symmetric": False}):
+        statistic = row.observe({"grid": grid, **settings})
+        statistic.update(values)
+        found[settings.get("symmetric")] = row.find(statistic, grid, settings)
+    assert found[None] == found[symmetric] != found[not symmetric]
+
+
+@pytest.mark.parametrize("place", [0, 5, 3 * BLOCK - 1])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_one_value_of_several_blocks_that_is_no_number_is_refused(place: int, value: float) -> None:
+    x = np.linspace(-1, 1, 3 * BLOCK, dtype=np.float32)
+    x[place] = value
+    for statistic in (Tails(0.001, 1), Histogram(), Outlined(outside=0.001)):
+        with pytest.raises(DataError, match=r"1 NaN and 0 infinite|0 NaN and 1 infinite"):
+            statistic.update(x)
+            statistic.quantile(0.5)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_magnitudes_are_known_as_far_as_both_ends_are(turned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Of values at one end some below 6 are gone: what the other end has below that may not be the largest."""
+    ends = [np.array([3, 2], np.float32), np.array([7, 6], np.float32)][:: -1 if turned else 1]
+    gone = np.array([2, 6][:: -1 if turned else 1])
+    found = Tails.from_state({"outside": 0.1, "samples": 1, "count": 100, "each": 100, "gone": gone,
+                              "high": ends[0], "low": ends[1]})  # fmt: skip
+    assert (found.magnitude_quantile(1.0), found.magnitude_quantile(0.99)) == (7, 6) and not caplog.records
+    assert found.magnitude_quantile(0.98) == 6 and "samples grew" in caplog.text
+
+
+@pytest.mark.parametrize("largest", [2.0**-20, 0.3, 1.0, 1.5, 2.0, 100.0, 3e30])
+def test_equal_bins_of_magnitudes_nest_those_of_the_histogram(largest: float) -> None:
+    """Their width is a power of two, so many octaves of the histogram below the largest value's own."""
+    statistic = Histogram()
+    values = np.linspace(-largest, largest / 2, 501, dtype=np.float32)
+    statistic.update(values)
+    counts, width = entropy.magnitudes(statistic)
+    assert np.frexp(width)[0] == 0.5 and counts.sum() == np.count_nonzero(values)
+    assert statistic.per_octave < counts.size <= 2 * statistic.per_octave and counts[-1] > 0
+    assert (counts.size - 1) * width <= np.float32(largest) < counts.size * width

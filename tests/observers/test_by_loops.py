@@ -216,7 +216,7 @@ def test_the_divergence_counts_one_way_or_both(monkeypatch: pytest.MonkeyPatch) 
 def test_codes_begin_where_the_rounded_centres_of_bins_change(name: str, kept: int) -> None:
     statistic, grid = Histogram(), GRIDS[name]
     statistic.update(np.array([-6.0, 8.0], np.float32))
-    made = entropy.Divergences(statistic, grid, np.ones(128), 0.0625)
+    made = entropy.Divergences(statistic, grid, np.ones(128), 0.0625, False)
     threshold = kept * 0.0625
     scale, zero = grid.parameters(np.array([max(-6.0, -threshold)]), np.array([min(8.0, threshold)]))
     centres = (np.arange(kept, dtype=np.float32) + np.float32(0.5)) * np.float32(0.0625)

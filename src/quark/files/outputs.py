@@ -98,20 +98,18 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input] = (), overw
 
 
 @contextmanager
-def drafts(
-    outputs: Mapping[str, Output], inputs: Iterable[Input] = (), overwrite: bool = True
-) -> Iterator[dict[str, Path]]:
+def drafts(outputs: Mapping[str, Output], inputs: Iterable[Input] = ()) -> Iterator[dict[str, Path]]:
     """Paths to write to; what lies there when the block ends takes the places of the outputs, all of it or nothing.
 
     Args:
         outputs: by names of the caller's. A draft that is not written is left out. Endings such as ``.data`` may be
             added to the name of a model's draft.
-        inputs, overwrite: as ``check_outputs`` takes them.
+        inputs: as ``check_outputs`` takes them.
 
     Raises:
         OutputError: as ``check_outputs``; or the files cannot be moved.
     """
-    check_outputs(outputs.values(), inputs, overwrite)
+    check_outputs(outputs.values(), inputs)
     with ExitStack() as stack:
         made: dict[str, Draft] = {}
         for key, output in outputs.items():

@@ -36,15 +36,12 @@ class Grid:
         symmetric: the zero point is the middle of the codes (0, or half the range of an unsigned format).
         narrow: symmetric integers divide by qmax = 2**(bits-1) - 1 instead of half the full range.
         scale_rule: name of a row of ``SCALE_RULES``.
-        largest: the value that the largest magnitude is scaled to. None: the largest code, and no scaling at all (scale
-            1) for formats that span what data need (float16, bfloat16, MX, BFP).
     """
 
     format: Format
     symmetric: bool = True
     narrow: bool = True
     scale_rule: str = "float32"
-    largest: float | None = None
 
     def parameters(self, lo: Array, hi: Array) -> tuple[Array, Array]:
         """Scale (float32) and zero point (int32; int64 for uint32) that map [lo, hi] onto the codes.
@@ -61,7 +58,7 @@ class Grid:
         lo, hi = bounds(lo, hi)
         widest = np.maximum(-lo, hi)
         exact = (widest if self.centred else hi - lo) / self.divisor
-        exact = np.where((exact < SMALLEST_NORMAL) | (self.format.unit_scale and self.largest is None), 1.0, exact)
+        exact = np.where((exact < SMALLEST_NORMAL) | self.format.unit_scale, 1.0, exact)
         if self.centred:
             zero_point = np.full(exact.shape, self.format.middle)
         else:
@@ -76,8 +73,6 @@ class Grid:
     @property
     def divisor(self) -> float:
         """What the range (centred: its half) is divided by."""
-        if self.largest is not None:
-            return self.largest if self.centred else 2 * self.largest
         return self.format.divisor(self.centred, self.narrow)
 
     def snap(self, amax: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -74,10 +74,10 @@ def empty(shape: tuple[int, ...], dtype: str, like: Array) -> Array:
 
 def shares_memory(x: Array) -> bool:
     """Whether ``x`` is a tensor whose values NumPy can work on where they are: a plain one on the CPU."""
-    if not is_torch(x) or on_gpu(x):
+    if not is_torch(x):
         return False
     torch = sys.modules["torch"]
-    return type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout == torch.strided
+    return type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout == torch.strided and x.device.type == "cpu"
 
 
 def shared(x: Array) -> Array:

@@ -106,7 +106,7 @@ class Block:
     @property
     def bits(self) -> float:
         """Bits per value, the shares of scale and shift included."""
-        return self.element.bits + 8 / self.size + (self.shift_bits / self.sub_block if self.sub_block else 0)
+        return self.element.bits + 8 / self.size + (self.shift_bits / self.sub_block if self.shift_bits else 0)
 
     @property
     def max(self) -> float:

@@ -234,7 +234,7 @@ class Float:
         """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
         return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
 
-    def snap(self, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> Array:
+    def snap(self, x: Array, zero_point: Array, rule: Rule, narrow: bool | None = None) -> Array:
         """float32 ``x`` (kept) on the grid; the sign of zero stays. ``zero_point`` and ``narrow`` mean nothing here."""
         xp = namespace(x)
         wide = self.exponent_bits == 8  # the range of float32: nothing is beyond, and the adder would overflow
@@ -297,11 +297,11 @@ class Float:
         special = (to_bits(x) & SIGN) | (INFINITY if self.has_infinity else QUIET_NAN)
         return xp.where(beyond, from_bits(special), x)
 
-    def put(self, out: Array, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> None:
+    def put(self, out: Array, x: Array, zero_point: Array, rule: Rule, narrow: bool | None = None) -> None:
         """The codes of float32 ``x`` into ``out``."""
         out[...] = self.encode(self.snap(x, zero_point, rule, narrow))
 
-    def encode(self, values: Array, zero_point: Array = 0) -> Array:
+    def encode(self, values: Array, zero_point: Array | None = None) -> Array:
         """Codes (``code_dtype``) of float32 ``values`` on the grid; infinity and NaN where the format has them.
 
         The bits of a normal value are its code, but for the bias. A subnormal one becomes normal when 2**emin, the
@@ -335,7 +335,7 @@ class Float:
         ones = (1 << self.exponent_bits + self.mantissa_bits) - 1
         return ones - (1 << self.mantissa_bits - 1) + 1 if self.has_infinity else ones
 
-    def decode(self, codes: Array, zero_point: Array = 0) -> Array:
+    def decode(self, codes: Array, zero_point: Array | None = None) -> Array:
         """float32 values of ``codes``."""
         xp = namespace(codes)
         codes = cast(codes, "int32")
@@ -385,7 +385,7 @@ class Power:
         """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
         return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
 
-    def snap(self, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> Array:
+    def snap(self, x: Array, zero_point: Array, rule: Rule, narrow: bool | None = None) -> Array:
         """float32 ``x`` as powers of two; values at or beyond 1.5 * 2**127 become NaN under the nearest roundings."""
         xp = namespace(x)
         exponent = xp.clip(to_bits(x) >> 23, 0, 254) - 127
@@ -396,16 +396,16 @@ class Power:
 
     place = snap
 
-    def put(self, out: Array, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> None:
+    def put(self, out: Array, x: Array, zero_point: Array, rule: Rule, narrow: bool | None = None) -> None:
         """The codes of float32 ``x`` into ``out``."""
         out[...] = self.encode(self.snap(x, zero_point, rule, narrow))
 
-    def encode(self, values: Array, zero_point: Array = 0) -> Array:
+    def encode(self, values: Array, zero_point: Array | None = None) -> Array:
         """Biased exponents, 255 for NaN."""
         bits = to_bits(values)
         return cast((bits & INFINITY) >> 23, "uint8")
 
-    def decode(self, codes: Array, zero_point: Array = 0) -> Array:
+    def decode(self, codes: Array, zero_point: Array | None = None) -> Array:
         """float32 values of ``codes``."""
         exponent = cast(codes, "int32") - 127
         return cast(namespace(exponent).where(exponent < 128, pow2(exponent), nan), "float32")

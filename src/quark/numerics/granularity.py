@@ -147,7 +147,7 @@ class Tensor(Granularity):
 class Channel(Granularity):
     """One parameter per index of ``axis``."""
 
-    axis: int = 0
+    axis: int
 
     def blocks(self, shape: Shape) -> Shape:
         """1 on ``axis``, the whole of the others."""
@@ -171,8 +171,8 @@ class Channel(Granularity):
 class Group(Granularity):
     """One parameter per ``size`` consecutive elements along ``axis``; the last group may be shorter."""
 
-    axis: int = -1
-    size: int = 32
+    axis: int
+    size: int
 
     def __post_init__(self) -> None:
         if self.size < 1:

@@ -67,7 +67,7 @@ class ScaleRule:
         return shared_exponent(self.bump(to_bits(amax), bits), floor(log2(largest)))
 
 
-def shared_exponent(bits: Array, emax: int = 0) -> Array:
+def shared_exponent(bits: Array, emax: int) -> Array:
     """2**(exponent of the float32 ``bits`` - emax), clamped to what E8M0 holds, 2**-127..2**127."""
     exponents = (bits & INFINITY) - (emax << 23)
     return from_bits(namespace(bits).clip(exponents, 0x400000, 254 << 23))  # 2**-127 is subnormal: 0x400000
@@ -127,9 +127,9 @@ ROWS: tuple[ScaleRule, ...] = (
     ScaleRule("power_of_two", lambda scale: pow2(-position(scale)), E8M0),
     ScaleRule("int16", int16_fraction),
     ScaleRule("e8m0", of_format("e8m0"), E8M0),
-    ScaleRule("e8m0_floor", lambda scale: shared_exponent(to_bits(scale)), E8M0, lambda bits, mantissa_bits: bits),
+    ScaleRule("e8m0_floor", lambda scale: shared_exponent(to_bits(scale), 0), E8M0, lambda bits, mantissa_bits: bits),
     ScaleRule("e8m0_even", of_format("e8m0"), E8M0, even_bump),
-    ScaleRule("e8m0_ceil", lambda scale: shared_exponent(ceil_bump(to_bits(scale), 0)), E8M0, ceil_bump),
+    ScaleRule("e8m0_ceil", lambda scale: shared_exponent(ceil_bump(to_bits(scale), 0), 0), E8M0, ceil_bump),
     ScaleRule("e4m3", of_format("fp8_e4m3"), ELEMENTS["fp8_e4m3"]),
     ScaleRule("e5m3", of_format("e5m3"), ELEMENTS["e5m3"]),
 )

@@ -118,7 +118,7 @@ class Divergences:
     grid: Grid
     counts: np.ndarray
     width: float
-    both: bool = False
+    both: bool
 
     def at(self, sizes: Sequence[int]) -> dict[int, float]:
         """The divergence for each number of bins that are kept, to 12 decimals: what is equal ties."""

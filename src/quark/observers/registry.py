@@ -172,7 +172,7 @@ def unregister_calibration(name: str) -> None:
     Raises:
         ConfigError: a method that is built in, or no such one.
     """
-    registered = sorted(set(SEARCHES) - BUILT_IN)
+    registered = [one for one in SEARCHES if one not in BUILT_IN]
     if name not in registered:
         kind = "built in and stays" if name in BUILT_IN else "not registered"
         told = ", ".join(registered) or "none"

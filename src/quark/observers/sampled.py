@@ -30,7 +30,7 @@ from quark.observers.values import Store, Values
 ENOUGH = 1 << 16
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 #: Values below it are of the other sign, or zero.
-SMALLEST = np.nextafter(np.float32(0), np.float32(1))
+SMALLEST = np.finfo(np.float32).smallest_subnormal
 
 Own = TypeVar("Own", bound="Sampled")
 

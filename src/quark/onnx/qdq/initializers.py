@@ -44,7 +44,7 @@ class ParameterInitializers:
     def add(self, tensor: np.ndarray | ir.TensorProtocol, name: str) -> ir.Value:
         """A new initializer of this name, or of the next free one where the model uses it already."""
         fresh = self.names.fresh(name)
-        if isinstance(tensor, np.ndarray) or fresh == name:
+        if isinstance(tensor, np.ndarray):
             return add_initializer(self._graph, tensor, fresh)
         return add_initializer(self._graph, tensor_alias(tensor, fresh), fresh)
 

@@ -53,8 +53,8 @@ class Layout:
 
     stage: Stage
     shape: Shape
-    pack_method: str = "reorder"
-    index: int = 1
+    pack_method: str
+    index: int
 
     @property
     def granularity(self) -> Granularity:

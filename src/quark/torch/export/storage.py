@@ -39,7 +39,7 @@ class Storage:
     """
 
     dtype: torch.dtype
-    bits: int = 0
+    bits: int
     first: str = "low"
     reorders: bool = False
     transposes: bool = False
