@@ -24,7 +24,8 @@ from quark.errors import ConfigError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.before_work import check_before_work
 from quark.torch.export.write_as import config_for, export_as
-from quark.torch.files.foreign import quantized_model
+from quark.torch.files.foreign import convert, quantized_model
+from quark.torch.files.quantize import quantize_checkpoint
 from quark.torch.language import load_model
 
 pytest.importorskip("transformers")
@@ -302,6 +303,13 @@ def test_groups_of_a_user_are_kept_and_what_they_lack_is_told(
     quantized = ModelQuantizer(config).quantize_model(made, [tiny.inputs_of(made)])
     export_as(quantized, tmp_path / "m", "quark", tmp_path)
     assert ("rounds their FP8 weights again" in caplog.text) == (len(groups) < 2)
+    caplog.clear()
+    tiny.tiny_model("llama", "LlamaForCausalLM").save_pretrained(tmp_path / "s")
+    quantize_checkpoint(tmp_path / "s", tmp_path / "f", config, samples=[tiny.inputs_of(made)])
+    assert ("rounds their FP8 weights again" in caplog.text) == (len(groups) < 2)
+    caplog.clear()
+    convert(tmp_path / "f", tmp_path / "c", "compressed-tensors", "vllm")
+    assert ("rounds their FP8 weights again" in caplog.text) == (len(groups) < 2)
     asked = config_for(config, "quark", "vllm", torch.float32).shared_scale_groups
     assert asked[: len(groups)] == groups and ["q_proj", "k_proj", "v_proj"] in asked
 
@@ -345,6 +353,37 @@ def test_weights_that_vllm_quantizes_again_stay_as_they_were(
             moved += int((again.float() != codes.float()).sum())
     assert moved == 0 if program else moved > 100
     assert ("rounds their FP8 weights again" in caplog.text) == (program is None)
+
+
+@pytest.mark.parametrize("program", ["vllm", "transformers"])
+def test_int4_on_fp8_has_the_scales_that_vllm_computes_with(program: str, tmp_path: Path) -> None:
+    """Its convert_bf16_scales_to_fp8 leaves them as they are; from memory and file by file they are the same."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "vocab_size": 128}
+    LlamaForCausalLM(LlamaConfig(**size, num_attention_heads=4)).to(torch.bfloat16).save_pretrained(tmp_path / "s")
+    made = load_model(tmp_path / "s")
+    config = LLMTemplate.for_model(made).get_config("int4_fp8_128", algorithm=["gptq"])
+    config = config_for(config, "compressed-tensors", program, torch.bfloat16)
+    samples = [torch.arange(128)[None]]
+    model = ModelQuantizer(config).quantize_model(made, samples)
+    export_as(model, tmp_path / "m", "compressed-tensors", tmp_path, program=program)
+    quantize_checkpoint(tmp_path / "s", tmp_path / "q", config, samples=samples)
+    convert(tmp_path / "q", tmp_path / "f", "compressed-tensors", program)
+    stored, files = (load_file(tmp_path / name / "model.safetensors") for name in "mf")
+    assert stored.keys() == files.keys() and all(torch.equal(stored[name], files[name]) for name in stored)
+    scales = {name: value for name, value in stored.items() if name.endswith("weight_scale")}
+    assert len(scales) == 7 and {one.dtype for one in scales.values()} == {torch.bfloat16}
+    off = [(read_as_fp8(one) / one.float() - 1).abs().max() for one in scales.values()]
+    assert max(off) == 0 if program == "vllm" else max(off) > 0.03
+
+
+def read_as_fp8(scales: torch.Tensor) -> torch.Tensor:
+    """What vLLM's kernel of int4 on FP8 makes of scales of groups, a row an output: quantized as tokens, and by 8."""
+    factor = (scales.float().amax(-1, keepdim=True) / 448).clamp(min=1 / (448 * 512))
+    codes = (scales.float() / factor).to(torch.float8_e4m3fn)
+    return (codes.float() / 8).to(torch.float8_e4m3fn).float() * (factor * 8)
 
 
 @pytest.mark.parametrize(("form", "why"), [("quark", "--exclude"), ("compressed-tensors", None)])

@@ -128,3 +128,30 @@ def test_numbers_and_scalars():
     assert SCALE_RULES["power_of_two"].snap(0.1) == 0.125
     assert SCALE_RULES["power_of_two"].snap(np.float64(0.088)) == 0.0625
     assert SCALE_RULES["e5m3"].snap(np.zeros((2, 0), np.float32)).shape == (2, 0)
+
+
+@given(rows=st.lists(st.lists(st.floats(2.0**-8, 2.0**100, width=32), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_scales_of_a_row_are_fp8_under_one_factor(rows):
+    """As a kernel makes them: divided by the largest / 448, rounded to FP8, divided by 8 and rounded again."""
+    x = np.array(rows, np.float32)
+    found = SCALE_RULES["e4m3_of_row"].snap(x)
+    np.testing.assert_array_equal(SCALE_RULES["e4m3_of_row"].snap(torch.from_numpy(x)).numpy(), found)
+    np.testing.assert_array_equal(SCALE_RULES["e4m3_of_row"].snap(found), found)
+    np.testing.assert_array_equal(found.astype(ml_dtypes.bfloat16).astype(np.float32), found)
+    factor = found.max(-1, keepdims=True) / np.float32(448)
+    eighths = ((found / factor).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) / 8).astype(ml_dtypes.float8_e4m3fn)
+    np.testing.assert_array_equal(eighths.astype(np.float32) * (factor * 8), found)
+    largest = x.max(-1, keepdims=True)
+    near = np.abs(found / x - 1) <= 1 / 16 + 1 / 256
+    assert (near | (x < largest / 1000)).all()
+    assert (np.abs(found - x) <= largest / 1000 + x / 15).all()
+
+
+def test_small_scales_of_a_row_are_a_bfloat16_off():
+    """Kernels bound the factor from below: below 1 / 512 it is the bound, which no bfloat16 is a multiple of."""
+    x = np.array([[0.0019, 0.0011, 0.0003]], np.float32)
+    found = SCALE_RULES["e4m3_of_row"].snap(x)
+    factor = np.float32(1 / (448 * 512))
+    eighths = ((found / factor).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) / 8).astype(ml_dtypes.float8_e4m3fn)
+    off = np.abs(eighths.astype(np.float32) * (factor * 8) / found - 1)
+    assert 0 < off.max() < 2**-8 and (np.abs(found / x - 1) < 1 / 15).all()

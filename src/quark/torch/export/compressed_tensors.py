@@ -80,8 +80,8 @@ def export_compressed_tensors(
     config = config_of(model)
     refuse_to_export(model)
     warn_of_rope(config, "compressed-tensors", program)
-    warn_of_rounding(model, config, "compressed-tensors", program)
     found = words_of(model, config, program)
+    warn_of_rounding(found.schemes, config, "compressed-tensors", program)
     made = [*compressed_items(model, found.schemes, found.formats, program), *cache_items(model, found.caches)]
     items = cache_scales_for(program, config, [*outside_items(made, found.names), *left_out_items(model)])
     with new_folder(output_dir) as folder:

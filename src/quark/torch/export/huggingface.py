@@ -82,7 +82,7 @@ def export_safetensors(
         entry = custom_config(replace(config, exclude=floats), custom_mode, export.to_dict(), floats)
     items = items_of(model, pack_method, weight_format)
     warn_of_rope(config, custom_mode, program)
-    warn_of_rounding(model, config, custom_mode, program)
+    warn_of_rounding(coded, config, custom_mode, program)
     if custom_mode != "quark":
         if custom_mode in PACKED_INTEGERS:
             warn_of_casts(custom_mode, model, worst_cast(model))

@@ -8,6 +8,7 @@ stays float32 in the file, where nothing is lost yet, and a warning names how fa
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -90,14 +91,17 @@ def with_scales_in(config: QConfig, dtype: torch.dtype, all_scales: bool = False
     if dtype not in SCALE_TYPES:
         return config
     layer_with = layer_with_all if all_scales else layer_with_grouped
+    return with_layers(config, lambda layer: layer_with(layer, dtype))
+
+
+def with_layers(config: QConfig, changed: Callable[[QLayerConfig], QLayerConfig]) -> QConfig:
+    """``config`` with every configuration of a layer in it ``changed``."""
     return replace(
         config,
-        global_quant_config=layer_with(config.global_quant_config, dtype),
-        layer_quant_config={name: layer_with(value, dtype) for name, value in config.layer_quant_config.items()},
-        layer_type_quant_config={
-            kind: layer_with(value, dtype) for kind, value in config.layer_type_quant_config.items()
-        },
-        kv_cache_quant_config={name: layer_with(value, dtype) for name, value in config.kv_cache_quant_config.items()},
+        global_quant_config=changed(config.global_quant_config),
+        layer_quant_config={name: changed(value) for name, value in config.layer_quant_config.items()},
+        layer_type_quant_config={kind: changed(value) for kind, value in config.layer_type_quant_config.items()},
+        kv_cache_quant_config={name: changed(value) for name, value in config.kv_cache_quant_config.items()},
     )
 
 
@@ -106,7 +110,7 @@ def layer_with_grouped(layer: QLayerConfig, dtype: torch.dtype) -> QLayerConfig:
     weight: Any = layer.weight
     if not isinstance(weight, QTensorConfig) or "int" not in weight.dtype.name or weight.qscheme not in GROUPED:
         return layer
-    if weight.scale_type not in (None, ScaleType.float, ScaleType.float32):
+    if weight.scale_rule is not None or weight.scale_type not in (None, ScaleType.float, ScaleType.float32):
         return layer
     if layer.input_tensors is not None and weight.dtype.name.endswith("int8"):
         return layer

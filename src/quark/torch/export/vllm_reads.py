@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -18,14 +19,16 @@ from torch import nn
 from quark.errors import ConfigError
 from quark.numerics.elements import Float, Int
 from quark.numerics.granularity import Block2D, Channel, Tensor
-from quark.torch.config.model import QConfig
+from quark.torch.config.model import QConfig, QLayerConfig
+from quark.torch.config.tensor import QTensorConfig
+from quark.torch.config.type import Dtype, QSchemeType
 from quark.torch.experts import UnfusedExperts, fact, is_fused
 from quark.torch.export.original import names_of, renamed_item
+from quark.torch.export.reader_scales import with_layers
 from quark.torch.export.shards import Item
 from quark.torch.export.stacked_blocks import MODE
 from quark.torch.kv_cache import is_cached, role_of
 from quark.torch.matching import Usual, choose_all, find_candidates
-from quark.torch.quantized_layer import quantized_layers
 from quark.torch.stage import Stage
 
 log = logging.getLogger(__name__)
@@ -87,10 +90,23 @@ def read_by_vllm(config: QConfig) -> QConfig:
 
     Inputs of all experts have the largest scale (QuarkW8A8Fp8MoEMethod). FP8 weights of one scale that were not written
     with the same one are quantized once more, with the largest (requantize_with_max_scale): so they share it here.
-    Integers of one scale get one per output instead (convert_to_channelwise), which changes nothing.
+    Integers of one scale get one per output instead (convert_to_channelwise), which changes nothing. Scales of int4
+    beside FP8 inputs become FP8 under a factor per output (convert_bf16_scales_to_fp8): here they are.
     """
     groups: list[list[str]] = [[Usual(name) for name in one] for one in READ_AS_ONE] if is_rounded(config) else []
+    config = with_layers(config, with_fp8_scales)
     return replace(config, sync_moe_expert_input_amax=True, shared_scale_groups=[*config.shared_scale_groups, *groups])
+
+
+def with_fp8_scales(layer: QLayerConfig) -> QLayerConfig:
+    """One layer's configuration with the scales that the kernel of int4 on FP8 (CutlassW4A8LinearKernel) has."""
+    weight, inputs = layer.weight, layer.input_tensors
+    if not (isinstance(weight, QTensorConfig) and isinstance(inputs, QTensorConfig)) or weight.scale_rule is not None:
+        return layer
+    kinds = weight.dtype, weight.qscheme, inputs.dtype
+    if kinds != (Dtype.int4, QSchemeType.per_group, Dtype.fp8_e4m3):
+        return layer
+    return replace(layer, weight=replace(weight, scale_type=None, scale_rule="e4m3_of_row"))
 
 
 def is_rounded(config: QConfig) -> bool:
@@ -106,20 +122,27 @@ def is_shared(names: set[str], config: QConfig) -> bool:
     return any(all(any(fnmatchcase(name, glob) for glob in group) for name in names) for group in groups)
 
 
-def warn_of_rounding(model: nn.Module, config: QConfig, format: str, program: str | None) -> None:
-    """Say that vLLM, which may read a file, rounds weights again whose scales are not shared."""
+def warn_of_rounding(names: Iterable[str], config: QConfig, format: str, program: str | None) -> None:
+    """Say that vLLM, which may read a file, rounds weights again whose scales are not shared.
+
+    Args:
+        names: of the quantized layers.
+        config: that they are quantized by.
+        format: that they are written in.
+        program: that will read it, if it is known.
+    """
     if program not in (None, "vllm") or not is_rounded(config):
         return
-    layers = [name.rpartition(".") for name, _ in quantized_layers(model)]
-    for names in READ_AS_ONE:
-        parents = [parent for parent, _, own in layers if own in names]
-        there = {own for _, _, own in layers} & {*names}
+    layers = [name.rpartition(".") for name in names]
+    for one in READ_AS_ONE:
+        parents = [parent for parent, _, own in layers if own in one]
+        there = {own for _, _, own in layers} & {*one}
         if len(parents) > len(set(parents)) and not is_shared(there, config):
             log.warning(
                 "%s: vLLM reads %s as one layer and rounds their FP8 weights again, to the largest of their scales; "
                 "with --for vllm, or shared_scale_groups in the configuration, it runs what was evaluated",
                 format,
-                ", ".join(names),
+                ", ".join(one),
             )
             return
 

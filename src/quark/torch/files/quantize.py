@@ -46,7 +46,7 @@ from quark.torch.export.layout import layout_of_quantizer, store
 from quark.torch.export.original import renamed_item
 from quark.torch.export.shards import Item, is_whole, item_of, write_file
 from quark.torch.export.state import named, renamed
-from quark.torch.export.vllm_reads import cache_scale_name
+from quark.torch.export.vllm_reads import cache_scale_name, warn_of_rounding
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
 from quark.torch.files.algorithms import refined, stages_of
 from quark.torch.files.block_files import RunInFiles
@@ -345,6 +345,8 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
     warn_of_stacked(tensors)
     tell_layouts(found)
     layers = {name.removesuffix(".weight") for name in decision.weights if name.endswith(".weight")}
+    if not is_detour(goal):
+        warn_of_rounding(layers, config, "quark", how.program)
 
     def entry_of(config: QConfig) -> dict[str, Any]:
         stored, told = JsonExporterConfig(pack_method=how.pack_method), replace(config, exclude=list(found.excluded))
