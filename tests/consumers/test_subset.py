@@ -379,6 +379,25 @@ def test_int4_on_fp8_has_the_scales_that_vllm_computes_with(program: str, tmp_pa
     assert max(off) == 0 if program == "vllm" else max(off) > 0.03
 
 
+@pytest.mark.parametrize("program", ["vllm", None])
+@pytest.mark.parametrize(
+    ("scheme", "form"),
+    [("ptpc_int8", "quark"), ("ptpc_int8", "compressed-tensors"), ("int4_int8_128", "compressed-tensors")],
+)
+def test_int8_tokens_are_rounded_as_vllm_rounds_them(scheme: str, form: str, program: str | None) -> None:
+    """Its operators divide the largest of a token by 127, whatever a file says; others by 127.5."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    size = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 64}
+    made = LlamaForCausalLM(LlamaConfig(**size, num_attention_heads=4))
+    config = config_for(LLMTemplate.for_model(made).get_config(scheme), form, program, torch.float32)
+    layer = ModelQuantizer(config).quantize_model(made).model.layers[0].mlp.up_proj
+    x = torch.randn(4, 256, generator=torch.Generator().manual_seed(0))
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    apart = (layer.input_quantizer(x) - (x / scale).round() * scale).abs().max()
+    assert apart < 1e-5 if program else apart > 0.003
+
+
 def read_as_fp8(scales: torch.Tensor) -> torch.Tensor:
     """What vLLM's kernel of int4 on FP8 makes of scales of groups, a row an output: quantized as tokens, and by 8."""
     factor = (scales.float().amax(-1, keepdim=True) / 448).clamp(min=1 / (448 * 512))

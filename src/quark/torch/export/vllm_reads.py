@@ -90,23 +90,29 @@ def read_by_vllm(config: QConfig) -> QConfig:
 
     Inputs of all experts have the largest scale (QuarkW8A8Fp8MoEMethod). FP8 weights of one scale that were not written
     with the same one are quantized once more, with the largest (requantize_with_max_scale): so they share it here.
-    Integers of one scale get one per output instead (convert_to_channelwise), which changes nothing. Scales of int4
-    beside FP8 inputs become FP8 under a factor per output (convert_bf16_scales_to_fp8): here they are.
+    Integers of one scale get one per output instead (convert_to_channelwise), which changes nothing. What kernels
+    compute themselves: ``as_computed``.
     """
     groups: list[list[str]] = [[Usual(name) for name in one] for one in READ_AS_ONE] if is_rounded(config) else []
-    config = with_layers(config, with_fp8_scales)
+    config = with_layers(config, as_computed)
     return replace(config, sync_moe_expert_input_amax=True, shared_scale_groups=[*config.shared_scale_groups, *groups])
 
 
-def with_fp8_scales(layer: QLayerConfig) -> QLayerConfig:
-    """One layer's configuration with the scales that the kernel of int4 on FP8 (CutlassW4A8LinearKernel) has."""
+def as_computed(layer: QLayerConfig) -> QLayerConfig:
+    """One layer's configuration with what kernels compute themselves, as they do.
+
+    Scales of int4 beside FP8 inputs become FP8 under a factor per output (CutlassW4A8LinearKernel), and int8 inputs
+    with a scale per token use the codes -127..127 (dynamic_scaled_int8_quant, per_token_quant_int8).
+    """
     weight, inputs = layer.weight, layer.input_tensors
-    if not (isinstance(weight, QTensorConfig) and isinstance(inputs, QTensorConfig)) or weight.scale_rule is not None:
+    if not (isinstance(weight, QTensorConfig) and isinstance(inputs, QTensorConfig)):
         return layer
+    if inputs.dtype is Dtype.int8 and inputs.is_dynamic and inputs.symmetric and inputs.narrow is None:
+        return replace(layer, input_tensors=replace(inputs, narrow=True))
     kinds = weight.dtype, weight.qscheme, inputs.dtype
-    if kinds != (Dtype.int4, QSchemeType.per_group, Dtype.fp8_e4m3):
-        return layer
-    return replace(layer, weight=replace(weight, scale_type=None, scale_rule="e4m3_of_row"))
+    if kinds == (Dtype.int4, QSchemeType.per_group, Dtype.fp8_e4m3) and weight.scale_rule is None:
+        return replace(layer, weight=replace(weight, scale_type=None, scale_rule="e4m3_of_row"))
+    return layer
 
 
 def is_rounded(config: QConfig) -> bool:
