@@ -190,8 +190,8 @@ def test_what_is_no_format_is_refused(row: Any, words: str) -> None:
     assert before == FORMATS
 
 
-@pytest.mark.parametrize("row", [Float("fp5_e2m2", 2, 2, 7.0), Float("fp5_e3m1", 3, 1, 24.0)])
-def test_the_smallest_formats_of_ones_own(row: Float) -> None:
+@pytest.mark.parametrize("row", [Float("fp5_e2m2", 2, 2, 7.0), Float("fp5_e3m1", 3, 1, 24.0), Int("own_int2", 2)])
+def test_the_smallest_formats_of_ones_own(row: Float | Int) -> None:
     """Two exponent bits or one mantissa bit: the largest numbers are 1.75 x 2^2 and 1.5 x 2^4."""
     quark.register_format(row)
     try:

@@ -167,7 +167,8 @@ def importers(file: str, folder: str = "src/quark") -> set[str]:
     """The files of a folder that import one of the package."""
     name = file.removesuffix(".py").replace("/", ".")
     parent, _, stem = name.rpartition(".")
-    words = re.compile(rf"^\s*(from {re.escape(name)} import|from {re.escape(parent)} import .*\b{stem}\b)", re.M)
+    listed = rf"from {re.escape(parent)} import (\([^)]*|.*)\b{stem}\b"  # on one line, or in parentheses on several
+    words = re.compile(rf"^\s*(from {re.escape(name)} import|{listed})", re.M)
     found = (path for path in (ROOT / folder).rglob("*.py") if words.search(path.read_text(encoding="utf-8")))
     return {str(path.relative_to(SOURCES if folder.startswith("src") else ROOT)) for path in found}
 

@@ -75,11 +75,25 @@ def test_archives_that_promise_what_they_do_not_hold(tmp_path: Path, monkeypatch
             read(whole.replace(b"(6,)", claimed))
     with pytest.raises(DataError, match="396 bytes of values, and the archive has another"):
         read(whole.replace(b"(6,), ", b"(99,),"))
+    for shape, told in (
+        ((10**18 - 1,), "takes 3999999999999999996 bytes"),
+        ((10**18,), "is not valid"),
+        ((2**31, 2**30 - 1), "takes 9223372028264841216 bytes"),
+        ((2**31, 2**30), "is not valid"),
+        ((1,) * 32, "4 bytes of values, and the archive has another"),
+        ((1,) * 33, "is not valid"),
+    ):
+        header = whole[10:].split(b"\n")[0].replace(b"(6,)", str(shape).encode())
+        with pytest.raises(DataError, match=told):
+            read(whole[:8] + len(header).to_bytes(2, "little") + header + bytes(24))
     for start in (b"\x93NUMPX\x01\x00", b"\x93NUMPY\x04\x00", b"\x93NUMPY\x00\x00"):
         with pytest.raises(DataError, match="does not begin like"):
             read(start + whole[8:])
     with pytest.raises(DataError, match="does not begin like"):
         read(whole[:7])
+    with pytest.raises(DataError, match="does not begin like"):
+        read(b"\x93NUMPX" + whole[6:8])
+    assert "x" in ArrayArchive(tmp_path / "a.npz") and "z" not in ArrayArchive(tmp_path / "a.npz")
     with pytest.raises(DataError, match="two of its arrays have one name"):
         read(whole, whole)
     monkeypatch.setattr(array_files, "WHOLE", 24)

@@ -5,6 +5,8 @@ The tables give positions; here the inputs are named as ONNX's documents name th
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from tests.onnx_flow import models
 
 from quark.config.options import Options
+from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.formats import FORMATS, Block
@@ -20,7 +23,8 @@ from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, UInt8Spec
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import prepare
-from quark.onnx.qdq.dynamic import DYNAMIC_RULES
+from quark.onnx.qdq import dual_pairs, float_biases
+from quark.onnx.qdq.dynamic import ACTIVATION, DYNAMIC_RULES
 from quark.onnx.qdq.index_paths import PLACE_INPUTS, SHAPE_INPUTS_FROM
 from quark.onnx.qdq.node_kinds import STORED_FROM, activation_kind, constant_kind, opsets_of
 from quark.onnx.qdq.op_rules import DIVISORS, GENERIC, OP_RULES
@@ -100,6 +104,33 @@ def test_inputs_that_hold_shapes_and_indices() -> None:
 def test_slots_of_dynamic_kernels(op_type: str) -> None:
     rule, names = DYNAMIC_RULES[op_type], names_of(op_type)
     assert ([names[k] for k in rule.data], [names[k] for k in rule.weights]) == DYNAMIC[op_type]
+
+
+def test_what_a_dynamic_activation_is() -> None:
+    """DynamicQuantizeLinear makes uint8 with whatever zero point the values ask for."""
+    assert (ACTIVATION.format, ACTIVATION.symmetric, ACTIVATION.dynamic) == ("uint8", False, True)
+    assert set(onnx.defs.get_schema("DynamicQuantizeLinear").outputs[0].types) == {"tensor(uint8)"}
+
+
+@pytest.mark.parametrize(("one", "other", "apart"), [
+    ("uint8", "int8", False), ("uint16", "int16", False), ("uint4", "int4", False),
+    ("uint8", "int16", True), ("int8", "int16", True), ("uint16", "uint8", True), ("int8", "int8", False),
+])  # fmt: skip
+def test_a_sign_makes_no_second_precision(one: str, other: str, apart: bool) -> None:
+    signless: Any = SimpleNamespace(unsigned=True)
+    assert dual_pairs.Boundaries.differ(signless, one, other) is apart
+    assert dual_pairs.Boundaries.differ(SimpleNamespace(unsigned=False), one, other) is (one != other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("product", "fits"), [(2.0**-14, True), (2.0**-14 * 0.999, False)])
+def test_products_of_scales_are_numbers_of_float16(product: float, fits: bool) -> None:
+    data = TensorPlan("x", "activation", TensorSpec("int8", scale_rule="float16"), "", "x", scale=np.float32(product))
+    weight = TensorPlan("w", "weight", TensorSpec("int8"), "", "w", scale=np.ones(2, np.float32))
+    with nullcontext() if fits else pytest.raises(ConfigError, match="float16 cannot hold"):
+        plan = Plan()
+        for tensor in (data, weight):
+            plan.put(tensor)
+        float_biases.check_half(plan, TensorPlan("b", "bias", TensorSpec("int32"), "", "b", bias_of=("x", "w")))
 
 
 @pytest.mark.parametrize("name", STORED_FROM)

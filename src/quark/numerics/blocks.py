@@ -50,7 +50,7 @@ from quark.numerics.granularity import Group, normal_axis, pad
 from quark.numerics.rounding import Rounding, Rule, noise_of, rule_of
 from quark.numerics.scales import SCALE_RULES
 
-SMALLEST_NORMAL = 2.0**-126  # of float32
+SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 SHORT_LOOP = 64  # values that NumPy handles in about the time it takes to start
 BLOCK_AXIS = 2  # the elements of a block, in the view [outer, blocks, elements, inner]
 

@@ -218,7 +218,7 @@ def test_only_matrices_count_for_the_loss_of_a_file(monkeypatch: pytest.MonkeyPa
         loss.add(entry(shape), np.full((1, 4), 2.0, np.float32), np.full(4, 2.5, np.float32))
     assert (loss.error, loss.total) == (2.0, 50.0)
     wanted = np.ones(4096, np.float32)
-    for part, fits in ((0.99 * gguf_tensors.CODED, True), (1.01 * gguf_tensors.CODED, False)):
+    for part, fits in ((0.99 * 2.0**-9, True), (1.01 * 2.0**-9, False)):
         with nullcontext() if fits else pytest.raises(ModelError, match="reads back with 0 of"):
             loss.add(entry((1, 4096), True), wanted * np.float32(1 - part), wanted)
 
@@ -387,7 +387,7 @@ def test_scales_of_float16_that_leave_half_of_the_codes(
     span: tuple[float, float], symmetric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 16 codes fewer than 8 are used, from 0 on or to both sides; a larger scale wastes none."""
-    least = gguf_tensors.SMALLEST / 2
+    least = 2.0**-14 / 2
     weight = torch.linspace(*span, 64)[None] * least
     layout: Any = SimpleNamespace(granularity=Group(-1, 32), shape=(1, 64), element=SimpleNamespace(bits=4))
     layout.stage = SimpleNamespace(spec=SimpleNamespace(symmetric=symmetric))

@@ -71,7 +71,7 @@ def test_what_floats_may_be_off(kind: str, value: float) -> None:
 def test_codes_may_be_off_by_digits_of_float16() -> None:
     entry = gguf_tensors.GGUFTensor("a", "Q8_0", (1,), lambda: (np.zeros(1), lambda: np.zeros(1)), coded=True)
     values = np.full(3, 8.0, np.float32)
-    apart = values * np.float32(gguf_tensors.DIGITS) * np.array([0.9999, 1.0005, -1.002], np.float32)
+    apart = values * np.float32(2.0**-10) * np.array([0.9999, 1.0005, -1.002], np.float32)
     assert entry.beyond(values, apart) == 1
 
 

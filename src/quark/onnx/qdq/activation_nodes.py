@@ -14,13 +14,13 @@ import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.plan import TensorPlan
+from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.qdq.initializers import ParameterInitializers, stem
 from quark.onnx.qdq.node_kinds import Kind, block_operator, onnx_type
 from quark.operators.block_operators import ROUNDING_MODES
 
 AMD, OWN = "com.amd.quark", "org.openquark"
-LARGEST_BFLOAT16 = 255 * 2.0**120
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _clip(item: QuantizedTensor) -> list[ir.Node]:
     """``BF16WithClip``: what rounds beyond the largest bfloat16 would become infinite."""
     if not item.options.BF16WithClip or item.tensor.spec.row.onnx_type != "BFLOAT16":
         return []
-    bounds = item.parameters.bounds("bfloat16", LARGEST_BFLOAT16)
+    bounds = item.parameters.bounds("bfloat16", ELEMENTS["bfloat16"].max)
     return [item.node("Clip", [item.value, *bounds], {}, kind="Clip")]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
@@ -17,7 +18,7 @@ from quark.onnx.qdq.biases import why_no_product
 from quark.onnx.qdq.op_rules import OP_RULES
 
 #: The smallest normal float16: a product of float16 scales below it is no scale any more.
-_SMALLEST_HALF = 2.0**-14
+_SMALLEST_HALF = float(np.finfo(np.float16).tiny)
 
 
 def float_biases(model: ir.Model, plan: Plan) -> Iterator[TensorPlan]:

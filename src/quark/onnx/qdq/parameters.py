@@ -30,8 +30,8 @@ from quark.onnx.qdq.node_kinds import REDUCED_RANGE, block_size
 from quark.onnx.qdq.small_weights import ranges_of_small
 
 _ONE, _ZERO = np.asarray(1, np.float32), np.asarray(0, np.int64)
-_INT32_MAX = 2.0**31 - 1
-_INT16_MAX = 2.0**15 - 1
+_INT32_MAX = float(np.iinfo(np.int32).max)
+_INT16_MAX = float(np.iinfo(np.int16).max)
 #: A scale that is further off than this has nothing to do with the range any more.
 _INT16_TOLERANCE = 0.1
 #: Headroom for the float32 rounding of the scales' product.

@@ -54,7 +54,7 @@ from quark.torch.quantized_layer import QuantLayer, weight_quantizer
 DIGITS = 2.0**-10  # relative error of a scale that float16 holds with all its digits
 CODED = 2.0**-9  # relative error of a tensor whose scales float16 has; minima of Q4_1 too
 FLOAT16 = 2.0**-10  # relative error of a tensor that is kept as float16
-SMALLEST = 2.0**-14  # the smallest float16 with all its digits
+SMALLEST = float(np.finfo(np.float16).tiny)  # the smallest float16 with all its digits
 SUMMED = 1 << 16  # terms of a float32 sum
 WHOLE = 1 << 16  # numbers of a tensor that is decoded as a whole
 PART = 8  # of the blocks of a larger one, one of so many is decoded
