@@ -21,6 +21,10 @@ os.environ.setdefault("QUARK_THREADS", "1")  # ONNX Runtime, likewise
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Nor does a test outlive its machine: what is written need not reach the disk, for which every file waited. Jobs that
+# are killed with the power (tests/killing.py) run in processes of their own.
+os.fsync = lambda handle: None
+
 import hypothesis
 import pytest
 

@@ -48,6 +48,7 @@ def test_time_report_of_a_toy_network(tmp_path: Path) -> None:
     assert "| minmax" in done.stdout
 
 
+@pytest.mark.slow
 def test_fidelity_report_of_a_toy_network(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = run_benchmark("fidelity", "--models", "toy", "--configs", "int8-minmax", "--json", str(file))
@@ -217,6 +218,7 @@ def test_growth_is_told_without_what_every_job_costs(power: float) -> None:
     assert exponent([30.0, 30.01, 30.02], 4) is None and exponent([2.0, 1.0, 3.0], 4) is None
 
 
+@pytest.mark.slow
 def test_growth_of_a_job_is_measured_in_processes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -318,7 +318,7 @@ def test_a_lost_model_says_what_helps_and_the_command_works(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranges that clip most values lose this model; the advised command keeps the samples and has been tried."""
-    monkeypatch.setattr("quark.cli.verdicts.SECONDS", 5.0)
+    monkeypatch.setattr("quark.cli.verdicts.SECONDS", 1.5)
     samples = str(folder / "samples.npz")
     bad = ["--preset", "S8S8_AAWS", "--set", "Percentile=60"]
     assert quantize(folder, "--data", samples, *bad, "--fail-under", "sqnr=20") == 3

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from quark.cli import main
+from quark.onnx import tuned_speed
 from quark.onnx.quantization.config import tuners
 
 ROOT = Path(__file__).parents[1]
@@ -59,8 +60,10 @@ def run_console(code: str) -> None:
 
 @pytest.fixture
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Presets tune their weights by a tenth of their steps: enough for what pages say about the demo's network."""
+    """Presets tune their weights by a tenth of their steps, and kernels are timed for less long: enough for what pages
+    say about the demo's network."""
     monkeypatch.setitem(tuners._PRESET, "num_iterations", 100)
+    monkeypatch.setattr(tuned_speed, "SECONDS", 0.3)
     tuners.preset_tuners.cache_clear()
     yield
     tuners.preset_tuners.cache_clear()

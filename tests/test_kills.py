@@ -12,7 +12,7 @@ import pytest
 from tests.killing import JOBS
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists() or not hasattr(os, "fork"), reason="needs Linux")
-FAST = {"gptq": 3, "search": 2, "quantize-files": 2, "quantize": 2, "export": 2}
+FAST = {"gptq": 2, "search": 1, "quantize-files": 1, "quantize": 1, "export": 1}
 
 
 def killed(folder: Path, seed: int, counts: dict[str, int]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from quark.onnx.explain import KEY
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and privileges of Linux")
 ROOT = Path(__file__).parents[1]
 NAMES = sorted({name for name, _ in cases()})
-QUICK = ("onnx compare", "onnx plan", "onnx quantize", "onnx transform")
+QUICK = ("onnx compare", "onnx quantize")
 TRIALS = ("read_only", "no_folder", "no_growth", "largest", "two_writers")
 
 

@@ -20,7 +20,7 @@ from quark.numerics.packing import pack, unpack
 from quark.numerics.rounding import NEAREST, ROUNDINGS, Stochastic
 
 torch = pytest.importorskip("torch")
-few = settings(max_examples=12)
+few = settings(max_examples=8)
 
 ROWS = list(FORMATS.values())
 ELEMENTS = [row for row in ROWS if not isinstance(row, Block)]

@@ -174,7 +174,7 @@ def quantized(case: Case, layer: QLayerConfig, **options: Any) -> tuple[onnx.Mod
     return made, [plain[0], *(seen[name] for name in read)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.one_of(CONVS, GEMMS, OTHERS), st.integers(0, 3), st.sampled_from(list(LAYERS)), st.booleans())
 def test_a_constant_has_its_scales_along_the_axis_that_it_was_told(
     case: Case, axis: int, layer: str, typed: bool
@@ -192,7 +192,7 @@ def test_a_constant_has_its_scales_along_the_axis_that_it_was_told(
         np.testing.assert_allclose(bias[0], models.normal(*case.bias, seed=2), atol=step)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.one_of(CONVS, GEMMS), st.integers(0, 3), st.sampled_from(["int8", "uint8 per channel", "int16"]))
 def test_an_axis_by_operator_type_is_the_same(case: Case, axis: int, layer: str) -> None:
     axis %= len(case.weight)
@@ -204,7 +204,7 @@ def test_an_axis_by_operator_type_is_the_same(case: Case, axis: int, layer: str)
     np.testing.assert_allclose(weight, by_slice(models.normal(*case.weight, seed=1), axis), rtol=2e-6)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(
     st.one_of(CONVS, GEMMS),
     st.sampled_from(["w", "x"]),

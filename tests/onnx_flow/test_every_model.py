@@ -96,9 +96,7 @@ REAL = ["squeezenet11_flowers5", "yolox_nano", "ultraface_rfb320", "stories260K"
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize(
-    ("config", "name"), [*(("16 bits", name) for name in REAL), *pairs(["A8W8_CPU", "XINT8"], REAL)]
-)
+@pytest.mark.parametrize(("config", "name"), pairs(["16 bits", "A8W8_CPU", "XINT8"], REAL))
 def test_real_models(name: str, config: str) -> None:
     if not models.REAL_MODELS.is_dir():
         pytest.skip("no folder 'shared' beside the repository")

@@ -40,9 +40,9 @@ def faults(chosen: tuple[Case, ...], preset: str) -> tuple[list[str], Counter[st
 def test_a_sample_of_the_operators() -> None:
     """One test for all presets: it takes seconds to make the cases, which a process does once."""
     for preset in EVERYTHING:
-        found, words = faults(cases()[::89], preset)
+        found, words = faults(cases()[::131], preset)
         assert found == [], preset
-        assert words["ok"] >= 12, preset
+        assert words["ok"] >= 9, preset
 
 
 def test_pools_with_dilations_load_under_every_preset() -> None:

@@ -139,8 +139,9 @@ GRANULARITIES = [QuantGranularity.Tensor, QuantGranularity.Channel, QuantGranula
 LEAST = {4: 2.0, 8: 20.0, 16: 25.0}
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
-@pytest.mark.parametrize("spec", [UInt4Spec, Int8Spec, UInt8Spec, Int16Spec, UInt16Spec, XInt8Spec])
+@pytest.mark.parametrize(
+    ("spec", "method"), pairs([UInt4Spec, Int8Spec, UInt8Spec, Int16Spec, UInt16Spec, XInt8Spec], METHODS)
+)
 def test_every_activation_type_and_method(spec: type[QTensorConfig], method: CalibMethod) -> None:
     weight = Int8Spec(quant_granularity=QuantGranularity.Channel)
     config = QConfig(QLayerConfig(input_tensors=spec(calibration_method=method), weight=weight), extra_options=QUIET)

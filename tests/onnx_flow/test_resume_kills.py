@@ -124,7 +124,7 @@ def driven(folder: Path, step: int) -> dict[str, list]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or not hasattr(signal, "SIGKILL"), reason="no fork or SIGKILL here")
-@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_whenever_a_job_is_killed_it_goes_on_to_the_same_file(tmp_path: Path, step: int) -> None:
     found = driven(tmp_path, step)
     assert found["wrong"] == []

@@ -25,6 +25,7 @@ from benchmarks import models, operators  # noqa: E402
 from tests.operators.running import assert_same  # noqa: E402
 
 
+@pytest.mark.slow
 def test_the_report(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     command = [

@@ -40,6 +40,7 @@ def error(algorithms: list[Any] | None) -> float:
     return sum(float((a - b).square().mean()) for a, b in zip(answers, expected, strict=True))
 
 
+@pytest.mark.usefixtures("few_candidates")
 def test_a_part_of_the_outputs_chooses_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     without, whole = error(None), error([AWQConfig()])
     seen: set[int] = set()

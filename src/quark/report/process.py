@@ -9,6 +9,7 @@ import math
 import os
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -40,9 +41,14 @@ def lent(root: Path = CGROUP) -> int:
     """
     affinity = getattr(os, "sched_getaffinity", None)  # Linux
     bound = len(affinity(0)) if affinity else os.cpu_count() or 1
-    said = os.environ.get(ENVIRONMENT, "")
-    limits = [bound, quota(root), int(said) if said.isdecimal() and int(said) else None]
+    limits = [bound, quota(root), said()]
     return max(1, min(limit for limit in limits if limit is not None))
+
+
+def said() -> int | None:
+    """The threads that the user says by ``QUARK_THREADS``; None where nothing is said."""
+    text = os.environ.get(ENVIRONMENT, "")
+    return int(text) if text.isdecimal() and int(text) else None
 
 
 def shared() -> bool:
@@ -50,8 +56,9 @@ def shared() -> bool:
     return lent() < (os.cpu_count() or 1)
 
 
+@cache
 def quota(root: Path = CGROUP) -> int | None:
-    """Processors that the control group (version 2, then 1) lends; None where it sets no limit."""
+    """Processors that the control group (version 2, then 1) lends; None where it sets no limit. Read once a process."""
     two, one = read(root / "cpu.max").split(), root / "cpu"
     words = two or [read(one / "cpu.cfs_quota_us").strip(), read(one / "cpu.cfs_period_us").strip()]
     if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):

@@ -33,7 +33,7 @@ pytest.importorskip("gguf")
 pytestmark = pytest.mark.filterwarnings("ignore")
 WRITTEN = ("awq", "gptq", "fp8", "modelopt", "compressed-tensors", "gguf")
 SCHEMES = every()
-SOME = sorted(SCHEMES)[::12]  # of the table
+SOME = sorted(SCHEMES)[::20]  # of the table
 ROWS = {"vocab_size": 300, "norm_topk_prob": True}
 MIXED = {
     "none": {},

@@ -29,6 +29,7 @@ from quark.errors import ModelError
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load, readable_ir_version
 from quark.onnx.graph.weightless import data_folder, external_proto, file_proto
+from quark.report import process
 
 #: Where a model that is handed over in memory has its external data.
 _FOLDER = "session.model_external_initializers_file_folder_path"
@@ -162,13 +163,14 @@ def _serialized(proto: onnx.ModelProto) -> bytes:
 
 
 def quiet_options() -> onnxruntime.SessionOptions:
-    """Options that log nothing, as every session of ours has them.
+    """Options that log nothing and have the threads that the user says, as every session of ours has them.
 
     ONNX Runtime's warnings are about speed, or about declared shapes of the user's float model at every inference,
     which bury the verdict; its errors come to us as exceptions.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = process.said() or 0  # 0: as ONNX Runtime chooses
     return options
 
 
