@@ -87,6 +87,27 @@ def concat_norm(opset: int = 13) -> onnx.ModelProto:
     return models.model(graph, {**weights, **models.batch_norm("bn", 12)}, opset)
 
 
+def unlike_parts(opset: int = 13) -> onnx.ModelProto:
+    """Concats of parts whose ranges differ, and what brings them to one range: a BatchNormalization; Div and Sub."""
+    graph = """
+    unlike_parts (float[N, 4, 6, 6] x) => (float[N, 8, 6, 6] y, float[N, 6, 8] z) {
+        a = Conv (x, w)
+        r = Relu (x)
+        j = Concat <axis = 1> (r, a)
+        y = BatchNormalization (j, bn_scale, bn_bias, bn_mean, bn_var)
+        m = ReduceMax <axes = [3], keepdims = 0> (x)
+        t = Transpose <perm = [0, 2, 1]> (m)
+        p = MatMul (t, v)
+        k = Concat <axis = -1> (p, t)
+        d = Div (k, sizes)
+        z = Sub (d, shift)
+    }"""
+    sizes = np.repeat(np.float32([300, 1]), 4)
+    norm = {**models.batch_norm("bn", 8), "bn_var": sizes[::-1] ** 2}
+    weights = {"w": 100 * models.normal(4, 4, 1, 1), "v": 100 * models.normal(4, 4), "sizes": sizes}
+    return models.model(graph, {**weights, "shift": models.normal(8), **norm}, opset)
+
+
 def pools_and_splits(opset: int = 13) -> onnx.ModelProto:
     """Splits with sizes, with equal parts and with an unread output; a pool over 24 x 40 pixels; a lone BN; Clips."""
     graph = """
@@ -381,6 +402,7 @@ TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "instance_norm": instance_norm,
     "l2_norm": l2_norm,
     "concat_norm": concat_norm,
+    "unlike_parts": unlike_parts,
     "pools_and_splits": pools_and_splits,
     "focuses": focuses,
     "attention_scale": attention_scale,

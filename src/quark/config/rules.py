@@ -103,13 +103,15 @@ class Rules:
         """
         nodes, before = list(nodes), list(before)
         decisions = {node.name: Decision(self.default, "global_config") for node in nodes}
-        instead = {name: node.name for node in nodes for name in node.stands_for}
+        instead: dict[str, list[str]] = {}  # one node may have become several, and one may stand for several
+        for node in nodes:
+            for name in node.stands_for:
+                instead.setdefault(name, []).append(node.name)
         for rank, rule in enumerate(self.rules, start=1):
             for selector in rule.selectors:
                 reason = f"{rule.source}: {_written(selector)}"
                 for known in _found(selector, nodes, before, rule):
-                    name = instead.get(known, known)
-                    if name in decisions:
+                    for name in decisions.keys() & instead.get(known, [known]):
                         decisions[name] = Decision(
                             rule.layer, reason, rank, rule.inputs, rule.own_inputs, rule.outputs, rule.written
                         )

@@ -135,6 +135,12 @@ PREPARE = (
     Step("OptimizeModel", "optimize_with_ort"),
     Step(
         "FoldBatchNorm",
+        "norm_before_concat",
+        default=lambda job: job.options.OptimizeModel,
+        allowed=lambda job: job.runs_samples and _integers(job),
+    ),
+    Step(
+        "FoldBatchNorm",
         "fold_batch_norm",
         lambda job: {"keep_resolution": job.options.FoldBatchNorm is None and _coarse(job)},
         lambda job: job.options.OptimizeModel,
@@ -175,7 +181,7 @@ PREPARE = (
 BODY = tuple(
     step
     for step in PREPARE
-    if step.name.startswith(("optimize", "fold", "fuse", "convert_split", "convert_bn", "copy"))
+    if step.name.startswith(("optimize", "norm", "fold", "fuse", "convert_split", "convert_bn", "copy"))
 )
 #: What happens to the quantized model before it is written.
 FINISH = (

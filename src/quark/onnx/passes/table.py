@@ -41,6 +41,7 @@ from quark.onnx.passes import (
     lstm_to_custom,
     nchw_to_nhwc,
     node_attributes,
+    norm_before_concat,
     opset_version,
     qdq_to_qop,
     quant_to_float,
@@ -116,6 +117,13 @@ TABLE: tuple[Pass, ...] = (
     ),
     Pass("fix_shapes", "Give inputs and outputs fixed shapes; every other shape follows.", fix_shapes.run),
     Pass("optimize_with_ort", "Fold constants, remove identities and what no output depends on.", constants.run),
+    Pass(
+        "norm_before_concat",
+        "A normalization behind a Concat of parts with unlike ranges goes to every part.",
+        norm_before_concat.run,
+        shapes=True,
+        when=("Concat",),
+    ),
     Pass(
         "fold_batch_norm",
         "BatchNormalization goes into the Conv, ConvTranspose or Gemm before it.",

@@ -1,0 +1,135 @@
+"""Parts of unlike ranges behind one Concat: each gets a scale of its own where a normalization stands behind it.
+
+Every form of the normalization (Mul, Div, BatchNormalization; Add or Sub behind), axes, operands in both orders,
+parts that others read too. The outputs of the float graph stay; quantized with presets for CPU and NPU the model keeps
+what the small part carries.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from tests.onnx_flow import models
+
+from quark.onnx import ModelQuantizer, QConfig
+from quark.onnx.graph.model import load, to_proto
+from quark.onnx.graph.shapes import infer_shapes
+from quark.onnx.passes import norm_before_concat
+
+WIDE = 500.0
+#: name -> what normalizes j, of 8 channels along the axis; the axis; the power of the constant
+FORMS = {
+    "mul": ("y = Mul (j, s)", 1, -1),
+    "mul, constant first": ("y = Mul (s, j)", 1, -1),
+    "div": ("y = Div (j, s)", 1, 1),
+    "mul add": ("m = Mul (j, s)\n y = Add (m, t)", 1, -1),
+    "mul add, constant first": ("m = Mul (j, s)\n y = Add (t, m)", -3, -1),
+    "div sub": ("m = Div (j, s)\n y = Sub (m, t)", 1, 1),
+    "mul add of one number": ("m = Mul (j, s)\n y = Add (m, one)", 1, -1),
+    "batch norm": ("y = BatchNormalization (j, g, t1, mean, var)", 1, 2),
+}
+
+
+def _model(form: str, wide: float = WIDE, last: bool = False) -> onnx.ModelProto:
+    """Two parts, the second ``wide`` times as large and read by a layer too; a layer behind the normalization."""
+    text, axis, power = FORMS[form]
+    graph = f"""
+    parts (float[1, 4, 5, 5] x) => (float[1, 3, 5, 5] o, float[1, 4, 5, 5] q) {{
+        r = Relu (x)
+        b = Conv (x, wide)
+        q = Conv (b, narrow)
+        j = Concat <axis = {axis}> (r, b)
+        {text}
+        o = Conv (y, w)
+    }}"""
+    sizes = np.repeat(np.float32([1, wide]), 4)
+    s, t = (sizes ** np.float32(np.sign(power))).reshape(8, 1, 1), models.normal(8, 1, 1, scale=0.3)
+    weights = {"wide": wide * models.normal(4, 4, 1, 1), "narrow": models.normal(4, 4, 1, 1) / wide}
+    weights |= {"w": models.normal(3, 8, 1, 1), "s": s, "t": t, "one": np.float32(0.5), "g": np.ones(8, np.float32)}
+    weights |= {"t1": t.reshape(8), "mean": t.reshape(8) * sizes, "var": sizes**2}
+    return models.model(graph, {name: array for name, array in weights.items() if name in graph.replace("y =", "")})
+
+
+def _moved(proto: onnx.ModelProto) -> tuple[int, onnx.ModelProto, tuple[str, ...]]:
+    model = load(proto)
+    infer_shapes(model)
+    report = norm_before_concat.run(model)
+    return report.fired, to_proto(model), report.refused
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_function_stays_and_no_part_is_wide(form: str) -> None:
+    proto = _model(form)
+    fired, moved, _ = _moved(proto)
+    assert fired == 1
+    onnx.checker.check_model(moved, full_check=True)
+    feeds = models.feeds(proto)
+    models.assert_close(models.run(moved, feeds), models.run(proto, feeds), 1e-5)
+    concat = next(node for node in moved.graph.node if node.op_type == "Concat")
+    moved.graph.output.extend(onnx.ValueInfoProto(name=name) for name in concat.input)
+    parts = [float(np.abs(part).max()) for part in models.run(moved, feeds)[2:]]
+    assert max(parts) < 10, "normalized behind the Concat, these are 1 and 500"
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A8W8_CPU"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_small_part_survives(form: str, preset: str) -> None:
+    """SQNR of the layer behind; in one scale for both parts the small one is all zeros: below 8 dB."""
+    proto = _model(form)
+    samples = [models.feeds(proto, seed) for seed in range(6)]
+    made = ModelQuantizer(QConfig.get_default_config(preset)).quantize_model(proto, None, samples[:4])
+    want, got = (np.stack([models.run(one, feed)[0] for feed in samples[4:]]) for one in (proto, made))
+    assert 10 * np.log10((want**2).sum() / ((want - got) ** 2).sum()) > 20
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("wide", [1.0, 4.0, 1 / 4.0])
+def test_parts_alike_stay_joined(form: str, wide: float) -> None:
+    proto = _model(form, wide)
+    fired, same, refused = _moved(proto)
+    assert fired == 0 and not refused
+    assert [node.op_type for node in same.graph.node] == [node.op_type for node in proto.graph.node]
+
+
+def _text(body: str, shape: str = "1, 8, 5, 5", outputs: str = "float[1, 8, 5, 5] y") -> onnx.ModelProto:
+    graph = f"""
+    parts (float[{shape}] x, float[N, 2, 3] free) => ({outputs}) {{
+        {body}
+    }}"""
+    s = np.repeat(np.float32([1, WIDE]), 8)
+    weights = {"s": s.reshape(16, 1, 1), "s3": np.repeat(np.float32([1, WIDE]), 2).reshape(1, 1, 1, 4)}
+    return models.model(graph, {name: array for name, array in weights.items() if name in body})
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs", "told"),
+    [
+        ("j = Concat <axis = 1> (x, x)\n y = Mul (j, s)\n z = Relu (j)", "float[1,16,5,5] y, float[1,16,5,5] z", 0),
+        ("j = Concat <axis = 1> (x, x)\n y = Mul (j, s)", "float[1,16,5,5] y, float[1,16,5,5] j", 0),
+        ("j = Concat <axis = 1> (x, x)\n y = Mul (j, j)", "float[1,16,5,5] y", 0),
+        ("j = Concat <axis = 2> (x, x)\n a = Concat <axis = 1> (j, j)\n k = Relu(a)\n y = Mul (k, s)", "float y", 0),
+        ("a = Relu (free)\n j = Concat <axis = 0> (free, a)\n y = Mul (j, s3)", "float y", 1),
+    ],
+)
+def test_what_cannot_move_stays(body: str, outputs: str, told: int) -> None:
+    """Others read the Concat; no constant; another axis; sizes that are not known, which is told."""
+    proto = _text(body, outputs=outputs)
+    fired, same, refused = _moved(proto)
+    assert (fired, len(refused)) == (0, told)
+    assert [node.op_type for node in same.graph.node] == [node.op_type for node in proto.graph.node]
+
+
+def test_names_of_the_normalization_hold_for_its_parts() -> None:
+    """A node that the user excludes by name stays float in front of the Concat too."""
+    proto = _model("mul add")
+    for number, node in enumerate(proto.graph.node):
+        node.name = f"{node.op_type}_{number}"
+    config = QConfig.get_default_config("A8W8")
+    excluded = [node.name for node in proto.graph.node if node.op_type in ("Mul", "Add")]
+    config.global_quant_config.nodes_to_exclude = excluded
+    samples = [models.feeds(proto, seed) for seed in range(2)]
+    made = ModelQuantizer(config).quantize_model(proto, None, samples)
+    written = {name for node in made.graph.node if node.op_type == "QuantizeLinear" for name in node.input}
+    muls = [node for node in made.graph.node if node.op_type == "Mul"]
+    assert len(muls) == 2 and not written.intersection(node.output[0] for node in muls)
