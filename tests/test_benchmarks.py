@@ -61,6 +61,7 @@ def test_fidelity_report_of_a_toy_network(tmp_path: Path) -> None:
     assert line["verdict"].startswith("never worse"), line
 
 
+@pytest.mark.slow
 def test_latency_report_names_the_kernels(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     arguments = ("--toy", "--latency", "--repeats", "1", "--samples", "2", "--json", str(file))

@@ -29,6 +29,7 @@ def test_devices_are_chosen():
     assert numerics.limit(FORMATS["int8"]) == 4.0 and numerics.limit(FORMATS["int8"], on_gpu=True) == 3.0
 
 
+@pytest.mark.slow
 def test_small_run(tmp_path):
     file = tmp_path / "figures.json"
     arguments = ["--size", "13", "--repeats", "1", "--no-weights", "--formats", "int8", "mxfp4", "--json", str(file)]

@@ -416,6 +416,7 @@ def test_a_search_ends_with_the_verdict_about_its_model_and_the_command_that_mak
     assert again[again.index("--target") + 1] == "sqnr>=22" and again[again.index("-c") + 1] == "uint8/int4"
 
 
+@pytest.mark.slow
 def test_a_search_and_quantize_say_the_same_of_a_classifier_whose_answers_few_samples_do_not_tell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
