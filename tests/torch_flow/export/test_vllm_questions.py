@@ -1,0 +1,125 @@
+"""The small questions behind what files for vLLM have otherwise: which scales it shares, rounds again, or computes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import pytest
+from torch import nn
+
+from quark.torch.config.type import Dtype, QSchemeType, ScaleType
+from quark.torch.export import vllm_reads
+from quark.torch.quantization.config.config import (
+    FP8E4M3PerChannelSpec,
+    FP8E4M3PerTensorSpec,
+    Int8PerTensorSpec,
+    QConfig,
+    QLayerConfig,
+)
+from quark.torch.quantization.config.config import QTensorConfig as Spec
+
+FP8, ROWS, INT8 = (
+    one.to_quantization_spec() for one in (FP8E4M3PerTensorSpec(), FP8E4M3PerChannelSpec(0), Int8PerTensorSpec())
+)
+DYNAMIC = {"qscheme": QSchemeType.per_channel, "ch_axis": 1, "is_dynamic": True}
+GROUP = {"qscheme": QSchemeType.per_group, "ch_axis": -1, "group_size": 32}
+
+
+@pytest.mark.parametrize(("dtype", "dynamic", "symmetric", "narrow"), [
+    (Dtype.int8, True, True, None), (Dtype.uint8, True, True, None), (Dtype.int8, False, True, None),
+    (Dtype.int8, True, False, None), (Dtype.int8, True, True, False), (Dtype.int8, True, True, True),
+])  # fmt: skip
+def test_int8_inputs_with_a_scale_per_token_use_127_codes_on_either_side(
+    dtype: Dtype, dynamic: bool, symmetric: bool, narrow: bool | None
+) -> None:
+    inputs = Spec(dtype, **{**DYNAMIC, "is_dynamic": dynamic}, symmetric=symmetric, narrow=narrow)
+    layer = QLayerConfig(weight=INT8, input_tensors=inputs)
+    changed = (dtype, dynamic, symmetric, narrow) == (Dtype.int8, True, True, None)
+    assert vllm_reads.as_computed(layer).input_tensors.narrow == (True if changed else narrow)
+    assert vllm_reads.as_computed(layer).weight == INT8
+    for alone in (QLayerConfig(weight=INT8), QLayerConfig(input_tensors=inputs), QLayerConfig()):
+        assert vllm_reads.as_computed(alone) == alone
+
+
+@pytest.mark.parametrize("rule", [None, "float32"])
+@pytest.mark.parametrize("inputs", [Dtype.fp8_e4m3, Dtype.fp8_e5m2])
+@pytest.mark.parametrize("dtype", [Dtype.int4, Dtype.uint4])
+def test_scales_of_int4_beside_fp8_are_fp8_under_a_factor_per_output(
+    dtype: Dtype, inputs: Dtype, rule: str | None
+) -> None:
+    for shared in (GROUP, {"qscheme": QSchemeType.per_channel, "ch_axis": 0}):
+        weight = Spec(dtype, **shared, symmetric=True, scale_type=ScaleType.float32, scale_rule=rule)
+        layer = QLayerConfig(weight=weight, input_tensors=Spec(inputs, qscheme=QSchemeType.per_tensor))
+        found = vllm_reads.as_computed(layer).weight
+        changed = (dtype, inputs, rule) == (Dtype.int4, Dtype.fp8_e4m3, None) and shared is GROUP
+        expected = ("e4m3_of_row", None) if changed else (rule, weight.scale_type)
+        assert (found.scale_rule, found.scale_type) == expected
+
+
+@pytest.mark.parametrize("where", ["global", "a layer", "a type"])
+@pytest.mark.parametrize(("weight", "rounded"), [(FP8, True), (ROWS, False), (INT8, False), (None, False)])
+def test_fp8_weights_of_one_scale_are_rounded_again(weight: Any, rounded: bool, where: str) -> None:
+    own, plain = QLayerConfig(weight=weight), QLayerConfig(weight=INT8)
+    config = {
+        "global": QConfig(own, layer_quant_config={"*a": plain}),
+        "a layer": QConfig(plain, layer_quant_config={"*a": plain, "*b": own}),
+        "a type": QConfig(plain, layer_type_quant_config={nn.Embedding: own}),
+    }[where]
+    assert vllm_reads.is_rounded(config) is rounded
+    assert vllm_reads.is_rounded(QConfig(QLayerConfig(weight=INT8, input_tensors=FP8))) is False
+    found = vllm_reads.read_by_vllm(config)
+    added = [[str(name) for name in one] for one in found.shared_scale_groups]
+    assert added == ([list(one) for one in vllm_reads.READ_AS_ONE] if rounded else [])
+    assert found.sync_moe_expert_input_amax is True
+
+
+NAMES = ["a.q_proj", "a.k_proj", "a.v_proj", "a.o_proj", "b.up_proj"]
+
+
+@pytest.mark.parametrize("program", [None, "vllm", "transformers"])
+@pytest.mark.parametrize(("names", "groups", "told"), [
+    (NAMES, [], True), (NAMES[1:], [], True), (NAMES[2:], [], False), (["a.q_proj", "b.k_proj"], [], False),
+    (["a.gate_proj", "a.up_proj"], [], True), (["a.up_proj", "b.up_proj"], [], False), ([], [], False),
+    (NAMES, [["*q_proj", "*k_proj", "*v_proj"]], False), (NAMES, [["*q_proj", "*k_proj"]], True),
+    (NAMES, [["*o_proj"], ["*.?_proj"]], False),
+])  # fmt: skip
+def test_a_warning_where_siblings_that_are_read_as_one_have_scales_of_their_own(
+    names: list[str], groups: list[list[str]], told: bool, program: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for weight in (FP8, ROWS):
+            config = QConfig(QLayerConfig(weight=weight), shared_scale_groups=groups)
+            vllm_reads.warn_of_rounding(names, config, "fp8", program)
+    assert len(caplog.records) == (told and program != "transformers")
+
+
+def test_names_of_one_shared_group() -> None:
+    groups = [["*.a", "*.b"], ["*.b", "*.c", "d*"]]
+    config = QConfig(QLayerConfig(weight=FP8), shared_scale_groups=groups)
+    found = {names: vllm_reads.is_shared(set(names), config) for names in itertools.combinations("abcd", 2)}
+    assert {names for names, shared in found.items() if shared} == {("a", "b"), ("b", "c"), ("b", "d"), ("c", "d")}
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(ROWS, True), (FP8, False), (INT8, False), (None, False)])
+def test_fp8_with_a_scale_per_row(weight: Any, expected: bool) -> None:
+    assert vllm_reads.has_rows_of_fp8(QConfig(QLayerConfig(weight=weight, input_tensors=FP8))) is expected
+
+
+@pytest.mark.parametrize(("inputs", "expected"), [
+    (INT8, True), (FP8, False), (Spec(Dtype.int8, **DYNAMIC), False), (None, False),
+])  # fmt: skip
+def test_integer_inputs_whose_scales_are_known(inputs: Any, expected: bool) -> None:
+    assert vllm_reads.has_static_integers(QConfig(QLayerConfig(weight=INT8, input_tensors=inputs))) is expected
+    both = QConfig(QLayerConfig(weight=INT8, input_tensors=inputs))
+    assert vllm_reads.has_integer_tensors(both) is expected
+    assert vllm_reads.has_integer_tensors(QConfig(QLayerConfig(weight=ROWS, input_tensors=inputs))) is False
+
+
+@pytest.mark.parametrize("missing", [None, "A_log", *vllm_reads.SCANNED])
+def test_a_selective_scan_has_all_of_its_projections(missing: str | None) -> None:
+    module = nn.ModuleDict({name: nn.Linear(2, 2) for name in vllm_reads.SCANNED if name != missing})
+    if missing != "A_log":
+        module.A_log = nn.Parameter()
+    assert vllm_reads.is_selective_scan(module) is (missing is None)
