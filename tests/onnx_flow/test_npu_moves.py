@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from tests.onnx_flow import models
 
-from quark.onnx.npu import rules
+from quark.config.plan import Plan, TensorPlan
+from quark.config.tensor import TensorSpec
+from quark.onnx.graph.model import load
+from quark.onnx.npu import limits, rules
+from quark.onnx.npu.positions import Positions
 
 #: Of each rule the operands, and the shift that its device makes with its bounds, from positions (operands, result).
 SHIFTERS: dict[Any, tuple[int, Any, tuple[int, int]]] = {
@@ -132,3 +137,38 @@ def test_a_swish_is_a_product_with_its_own_hard_sigmoid(chain: tuple[str, ...], 
         assert len(list(rules.shift_swish(ir.node("Mul", [x, gate]), at))) == swish
     for inputs in ([other, gate], [gate, other]):
         assert list(rules.shift_swish(ir.node("Mul", inputs), at)) == []
+
+
+@pytest.mark.parametrize(("op_type", "behind", "held"), [
+    ("Conv", [], "0"), ("Conv", ["Relu"], "1"), ("Conv", ["Mul"], None), ("AveragePool", ["Mul"], "1"),
+    ("AveragePool", ["Mul", "Relu"], "2"), ("AveragePool", ["Relu"], "1"), ("Conv", ["Relu", "Relu"], None),
+    ("HardSigmoid", ["Mul"], "1"), ("ReduceMean", ["Mul"], "1"), ("Conv", ["Sigmoid"], None),
+])  # fmt: skip
+def test_a_result_is_held_behind_a_correction_and_a_fused_activation(
+    op_type: str, behind: list[str], held: str | None
+) -> None:
+    """Only the last tensor of the chain has a position; a Mul corrects what the device computes by a shift."""
+    first = value = ir.node(op_type, [ir.Value(name="x")])
+    for number, kind in enumerate(behind):
+        value.outputs[0].name = str(number)
+        value = ir.node(kind, [value.outputs[0], ir.Value(name="k")][: 1 + (kind == "Mul")])
+    value.outputs[0].name = str(len(behind))
+    plan = Plan()
+    spec = TensorSpec("int8", scale_rule="power_of_two")
+    last = str(len(behind))
+    plan.put(TensorPlan(last, "activation", spec, "", last, scale=np.float32(0.5)))
+    assert Positions(plan).written(first) == held
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_moves_are_counted_until_nothing_changes(rounds: int) -> None:
+    """A tensor that two rules want elsewhere goes back and forth: each round moves it twice, and ends like the last."""
+    model = load(models.model("g (float[2] x) => (float[2] y) { y = Relu (x) }", {}, 17))
+    plan = Plan()
+    plan.put(TensorPlan("y", "activation", TensorSpec("int8", scale_rule="power_of_two"), "", "y", scale=np.float32(1)))
+    both = [rules.PositionRule(name, "", frozenset(["Relu"]), lambda node, at, to=to: iter([("y", to)]))  # type: ignore[misc]
+            for name, to in (("up", 3), ("down", 1))]  # fmt: skip
+    report = limits.limit(model, plan, both, rounds)
+    assert (report.fired, len(report.refused)) == (2 * min(rounds, 2), 1)
+    once = limits.limit(model, plan, both[:1], rounds)
+    assert (once.fired, len(once.refused)) == (1, rounds == 1)
