@@ -13,6 +13,7 @@ from tests.onnx_flow import models
 from tests.onnx_flow.test_asked_directly import named, planned
 
 from quark.config.nbits import NBits
+from quark.config.options import Options
 from quark.config.overrides import Override
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
@@ -215,3 +216,15 @@ def test_single_numbers_have_no_blocks(format: str, scalar: bool, kept: bool) ->
     spec = TensorSpec(format) if format == "int8" else TensorSpec(format, granularity=Group(1, 32))
     place._add_constant(node, value, spec, "because", placement)
     assert set(placement.plan.tensors) == ({"w"} if kept else set())
+
+
+@pytest.mark.parametrize(
+    ("weight", "stored"), [("constant", True), ("computed", False), ("double", False), (None, False)]
+)
+def test_blocks_of_codes_are_of_constant_float_matrices(weight: str | None, stored: bool) -> None:
+    matrix = models.normal(8, 8).astype(np.float64 if weight == "double" else np.float32)
+    model = named("g (float[8, 8] x, float[8, 8] v) => (float[8, 8] y) { y = MatMul (x, w) }", {"w": matrix})
+    node = model.graph[0]
+    node.replace_input_with(1, {"computed": model.graph.inputs[1], None: None}.get(weight, node.inputs[1]))
+    why = nbits._why_float(node, NBits(), Options(), None)
+    assert why is None if stored else why == "it has no constant weight"
