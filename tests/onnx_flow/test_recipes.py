@@ -22,10 +22,11 @@ from quark.onnx.trials import PURPOSES
 from quark.report.verdict import Judged
 
 EVERYTHING = Situation(
-    frozenset(["Conv", "MatMul", "Softmax"]),
+    frozenset(["Concat", "Conv", "MatMul", "Softmax"]),
     ("FloatDecoding would help", "ConvertSigmoidToHardSigmoid=False keeps it"),
     npu=True,
     slow=True,
+    lost=True,
 )
 
 
@@ -204,6 +205,51 @@ def test_a_recipe_that_changes_nothing_on_few_samples_comes_last_behind_one_that
 def test_the_first_recipe_is_not_begun_where_one_like_the_first_attempt_would_end_too_late() -> None:
     first = Attempt(Choice("A8W8"), judged(1.0))
     assert improve(first, EVERYTHING, lambda one: judged(0.0), seconds=5.0, slowest=9.0)[1] == 0
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_time_is_kept_for_more_bits_while_the_model_is_lost(level: int) -> None:
+    """Five attempts of 11 seconds fit into 60: the last one is that of 16 bits, where nothing else has helped."""
+    now, tried = [0.0], list[str]()
+
+    def measure(choice: Choice) -> Judged:
+        now[0] += 11.0
+        tried.append(choice.preset)
+        return judged(0.5, level)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quark.onnx.recipes.time.perf_counter", lambda: now[0])
+        improve(Attempt(Choice("A8W8"), judged(1.0, level)), EVERYTHING, measure, seconds=60)
+    assert len(tried) == 5 and ("A16W8" in tried) is (level == 0)
+
+
+def test_a_model_that_is_lost_under_powers_of_two_is_tried_with_float32_scales() -> None:
+    """Only then: another format is another compiler's."""
+    (row,) = (recipe for recipe in RECIPES if recipe.name == "float32 scales")
+    presets = [name for name in PRESETS if name.startswith("XINT8")]
+    assert presets and all(row.change(Choice(name)).preset in PRESETS for name in presets)
+    for preset, lost in (("XINT8", True), ("XINT8", False), ("A8W8", True)):
+        assert row.applies(replace(EVERYTHING, lost=lost), Choice(preset)) is (lost and preset == "XINT8")
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "applies"),
+    [
+        ("A8W8", {}, True),
+        ("A16W8", {}, True),
+        ("A8W8", {"AlignConcat": False}, False),
+        ("A8W8", {"NPULimitationCheck": False}, False),
+        ("A8W8_CPU", {}, False),
+        ("XINT8", {}, False),
+        ("UINT8_DYNAMIC_QUANT", {}, False),
+    ],
+)
+def test_scales_of_a_concat_are_set_free_where_they_are_shared_by_choice(
+    preset: str, options: dict[str, Any], applies: bool
+) -> None:
+    (row,) = (recipe for recipe in RECIPES if recipe.name == "own scales in Concat")
+    assert row.applies(EVERYTHING, Choice(preset, options)) is applies
+    assert not row.applies(replace(EVERYTHING, operators=frozenset(["Conv"])), Choice(preset, options))
 
 
 def test_a_recipe_that_does_not_apply_is_not_tried() -> None:

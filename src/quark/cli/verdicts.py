@@ -207,7 +207,8 @@ def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[A
         return worst(again.outputs, again.answers)
 
     npu = "npu" in get_preset(subject.choice.preset).hardware
-    situation = Situation(frozenset(describe(subject.model).operators), result.plan.proposals, npu)
+    operators, lost = frozenset(describe(subject.model).operators), judged.level == 0
+    situation = Situation(operators, result.plan.proposals, npu, lost=lost)
     climb = Climb(Attempt(subject.choice, judged), situation, measure)
     best, tried = climb.within(SECONDS), climb.tried
     if best.choice == subject.choice or best.judged is None:

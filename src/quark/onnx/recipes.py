@@ -85,12 +85,14 @@ class Situation:
         proposals: what the engine proposed, in sentences that name options.
         npu: whether the result is made for an NPU compiler.
         slow: the quantized model was timed, and is no faster than the float model.
+        lost: hardly anything was left of what the float model computes.
     """
 
     operators: frozenset[str]
     proposals: Sequence[str] = ()
     npu: bool = False
     slow: bool = False
+    lost: bool = False
 
     def proposed(self, option: str) -> bool:
         """Whether the engine proposed this option."""
@@ -108,6 +110,7 @@ class Recipe:
             change: the changed configuration.
         first: the engine itself proposed it: tried before anything is compared.
         slow: takes many times as long as a quantization: tried after all others.
+        last: costs more than all others, and is the likeliest to help: time is kept for it while a model is lost.
     """
 
     name: str
@@ -116,6 +119,7 @@ class Recipe:
     change: Callable[[Choice], Choice]
     first: bool = False
     slow: bool = False
+    last: bool = False
 
 
 def with_algorithms(
@@ -183,6 +187,12 @@ def _takes_channels(situation: Situation, choice: Choice) -> bool:
     return not (situation.npu and choice.preset.startswith("XINT8"))
 
 
+def _shares_in_concat(choice: Choice) -> bool:
+    """Whether the inputs of a Concat get one scale that is no rule of the device's arithmetic."""
+    job = Config(global_quant_config=choice.config()).compile()
+    return job.mode == "static" and not job.npu and bool(job.options.AlignConcat and job.options.NPULimitationCheck)
+
+
 def _per_channel(preset: str) -> str:
     return f"{preset}_PER_CHANNEL"
 
@@ -226,6 +236,18 @@ RECIPES = (
         "parts of an attention over many places that are smaller than a code of the scale from 0 to 1",
         lambda situation, choice: "Softmax" in situation.operators and _ranged(choice),
         _option("MeasureSoftmax", True),
+    ),
+    Recipe(
+        "float32 scales",
+        "scales that are powers of two are up to twice as coarse as the range asks for",
+        lambda situation, choice: situation.lost and choice.preset.startswith("XINT8"),
+        lambda choice: replace(choice, preset=choice.preset.replace("XINT8", "A8W8", 1)),
+    ),
+    Recipe(
+        "own scales in Concat",
+        "tensors of unlike ranges share one scale because a Concat joins them",
+        lambda situation, choice: "Concat" in situation.operators and _shares_in_concat(choice),
+        _option("AlignConcat", False),
     ),
     Recipe(
         "per channel",
@@ -306,6 +328,7 @@ RECIPES = (
         "activations that 8 bits are too few for",
         lambda situation, choice: choice.preset.removesuffix("_PER_CHANNEL") in _WIDER and situation.npu,
         lambda choice: replace(choice, preset=_widened(choice.preset)),
+        last=True,
     ),
 )
 
@@ -423,22 +446,20 @@ class Climb:
         self.over(rows)
         return self.best
 
-    def open(self, recipe: Recipe | None = None) -> bool:
-        """Whether another attempt makes sense: it would end in time, at its own pace or that of the slowest."""
+    def open(self, recipe: Recipe | None = None, kept: float = 0.0) -> bool:
+        """Whether another attempt makes sense: with ``kept`` seconds left, at its own pace or that of the slowest."""
         done = self.best.judged is not None and self.best.judged.level >= GOOD
         usual = self.slowest * (SLOW if recipe is not None and recipe.slow else 1)
         own = usual if recipe is None else self.pace.get(recipe.name, usual)
-        return not done and time.perf_counter() + own <= self.end
+        return not done and time.perf_counter() + own + kept <= self.end
 
     def over(self, rows: Sequence[Recipe]) -> None:
         """Try rows, and keep what is better."""
         for recipe in rows:
-            if not self.open(recipe):
-                continue
-            if not recipe.applies(self.situation, self.best.choice):
+            if not self.open(recipe, self._kept(rows, recipe)) or not recipe.applies(self.situation, self.best.choice):
                 continue
             choice, start = recipe.change(self.best.choice), time.perf_counter()
-            if choice == self.best.choice:  # it has been told so already
+            if choice == self.best.choice:  # told so already
                 continue
             self.trying = Attempt(choice, None, (*self.best.causes, recipe.cause))
             attempt = replace(self.trying, judged=self.measure(choice))
@@ -447,6 +468,12 @@ class Climb:
             self.tried += 1
             if attempt.beats(self.best):
                 self.best = self._alone(recipe, attempt)
+
+    def _kept(self, rows: Sequence[Recipe], recipe: Recipe) -> float:
+        """Seconds for the row that likely helps a model that is lost still."""
+        lost = self.best.judged is None or self.best.judged.level == 0
+        left = any(row.last and row.applies(self.situation, self.best.choice) for row in rows)
+        return self.slowest if lost and left and not recipe.last else 0.0
 
     def _alone(self, recipe: Recipe, attempt: Attempt) -> Attempt:
         """What made the model good, without what came before where that is enough: one cause, a short command."""
