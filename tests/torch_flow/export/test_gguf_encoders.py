@@ -25,7 +25,16 @@ SIZES = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 48, "vocab_size": len(SPECIAL) + len(PIECES) + 2,
 }  # fmt: skip
-ENCODERS = {"bert": "BertModel"}
+ENCODERS = {
+    "bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel", "nomic_bert": "NomicBertModel",
+    "eurobert": "EuroBertModel", "modernbert": "ModernBertModel",
+}  # fmt: skip
+BYTES_TOO = (
+    "roberta",
+    "xlm-roberta",
+    "eurobert",
+    "modernbert",
+)  # whose tokenizers begin and end a text with <s> and </s>
 PLACES = {
     "blk.1.attn_k": "encoder.layer.1.attention.self.key",
     "blk.0.ffn_up": "encoder.layer.0.intermediate.dense",
@@ -50,6 +59,73 @@ def encoder(folder: Path, cls: str = "BertModel", **letters: Any) -> Any:
     told["normalizer"].update(letters)
     path.write_text(json.dumps(told))
     return model
+
+
+def network(name: str, folder: Path) -> Any:
+    """A model of a type in a folder with a tokenizer; layers that see a window are among them, and texts reach it."""
+    if name == "bert":
+        return encoder(folder)
+    torch.manual_seed(0)
+    more = {"num_hidden_layers": 4, "local_attention": 8} if name == "modernbert" else {}
+    if name in BYTES_TOO:
+        more |= {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+        add_bytes(folder)
+    else:
+        words = transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate([*SPECIAL, *PIECES])})
+        words.save_pretrained(folder)
+    cls = getattr(transformers, ENCODERS[name])
+    model = cls(cls.config_class(**{**SIZES, **more}, attn_implementation="eager")).eval()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(torch.randn(value.shape) / 8)
+    model.save_pretrained(folder)
+    return model
+
+
+def add_bytes(folder: Path) -> None:
+    """Byte-level BPE that puts tokens around a text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made.train_from_iterator(
+        ["the quick fox jumps over a dog"] * 4,
+        trainers.BpeTrainer(vocab_size=295, special_tokens=["<s>", "</s>", "<pad>"], initial_alphabet=signs),  # type: ignore[call-arg]
+    )
+    made.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0), add_prefix_space=False)
+    folder.mkdir(exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_what_llama_cpp_wants_of_an_encoder(name: str, tmp_path: Path) -> None:
+    """Every tensor under its name; positions behind padding, and windows on both sides, as llama.cpp counts them."""
+    model = network(name, tmp_path / "model")
+    export_gguf(model, tmp_path / "out", name, tmp_path / "model", weight_type="Q8_0", float_type="F32")
+    fields, tensors = read(tmp_path / "out" / f"{name}.gguf")
+    arch, kept = ARCHITECTURES[name].name, [one for one, _ in model.named_parameters() if "pooler" not in one]
+    assert fields["general.architecture"] == arch and len(tensors) == len(kept)
+    assert fields[f"{arch}.attention.causal"] in (False,)
+    assert tensors["blk.1.ffn_down.weight"].tensor_type.name == "Q8_0"
+    skipped = 3 if "roberta" in name else 0
+    assert fields[f"{arch}.context_length"] == SIZES["max_position_embeddings"] - skipped
+    if "position_embd.weight" in tensors:
+        wanted = model.embeddings.position_embeddings.weight.detach().numpy()[skipped:]
+        assert np.array_equal(tensors["position_embd.weight"].data, wanted)
+    if name == "modernbert":
+        told = [fields[f"{arch}.{key}"] for key in ("attention.sliding_window", "attention.sliding_window_pattern")]
+        assert told == [8, 3] and fields[f"{arch}.rope.freq_base"] == 160000 != fields[f"{arch}.rope.freq_base_swa"]
+
+
+def test_layers_that_see_all_elsewhere_are_refused(tmp_path: Path) -> None:
+    model = network("modernbert", tmp_path / "model")
+    model.config.layer_types = [*model.config.layer_types[::-1][1:], "sliding_attention"]
+    with pytest.raises(ModelError, match="lets the first of every 3 layers see all"):
+        export_gguf(model, tmp_path / "out", "modernbert", tmp_path / "model", weight_type="F16")
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_row_has_a_case() -> None:

@@ -18,7 +18,8 @@ import torch
 from tests.torch_flow.export.programs import loaded_by
 from tests.torch_flow.export.test_gguf import EXACT, ROUNDED, WORDS, bpe, model_of, of_transformers, sentencepiece  # noqa: F401
 from tests.torch_flow.export.test_gguf_architectures import FAMILIES, network
-from tests.torch_flow.export.test_gguf_encoders import encoder
+from tests.torch_flow.export.test_gguf_encoders import ENCODERS, encoder
+from tests.torch_flow.export.test_gguf_encoders import network as network_of
 from tests.torch_flow.export.test_reload import quantized
 from tests.torch_flow.export.test_vocabularies import unigram
 from torch import nn
@@ -83,6 +84,7 @@ class Program:
         parameters.warmup = False
         if embeds:
             parameters.embedding = True
+            parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
             parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_NONE
         self.server = xllamacpp.Server(parameters)
 
@@ -195,16 +197,15 @@ def test_unigram_models_of_json_split_as_transformers(tmp_path: Path) -> None:
         export_gguf(model_of(), tmp_path / "other", "llama", tmp_path, weight_type="F16")
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("F32", 0.001), ("F16", 0.002), ("Q8_0", 0.02)])
-def test_an_encoder_gives_the_hidden_states_of_transformers(kind: str, limit: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(("kind", "limit"), [("F32", 0.001), ("F16", 0.002), ("Q8_0", 0.03)])
+def test_an_encoder_gives_the_hidden_states_of_transformers(kind: str, limit: float, name: str, tmp_path: Path) -> None:
     """llama.cpp has GELU by tanh from a table of float16, and rounds what it multiplies with Q8_0 to 8 bits."""
-    model = encoder(tmp_path)
-    export_gguf(
-        model, tmp_path / "out", "bert", tmp_path, weight_type=kind, float_type="F16" if kind == "F16" else "F32"
-    )
-    program = Program(tmp_path / "out" / "bert.gguf", embeds=True)
+    model = network_of(name, tmp_path)
+    export_gguf(model, tmp_path / "out", name, tmp_path, weight_type=kind, float_type="F16" if kind == "F16" else "F32")
+    program = Program(tmp_path / "out" / f"{name}.gguf", embeds=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in ("the quick foxes jumps, a dog!", "中 The  ÁB", "a"):
+    for text in ("the quick foxes jumps, a dog!", "中 The  ÁB", "a", "the quick fox, a dog! " * 2):
         ids = tokenizer(text)["input_ids"]
         assert program.ask("tokenize", content=text, add_special=True)["tokens"] == ids
         (answer,) = program.ask("embedding", content=text)

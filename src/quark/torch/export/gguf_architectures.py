@@ -98,10 +98,12 @@ def check_layers(config: Any, row: Architecture) -> None:
     """
     layers, name = range(config.num_hidden_layers), row.name
     kinds = getattr(config, "layer_types", None) or []
-    full = [(number + 1) % row.period == 0 for number in layers] if row.period else []
+    first = 0 if row.around else 1
+    full = [(number + first) % row.period == 0 for number in layers] if row.period else []
     if row.period and [kind == "full_attention" for kind in kinds] != full:
         raise ModelError(
-            f"layer_types is {kinds}, and in {name!r} llama.cpp lets every layer number {row.period} see all"
+            f"layer_types is {kinds}, and in {name!r} llama.cpp lets {'the first' if row.around else 'the last'} of "
+            f"every {row.period} layers see all"
         )
     rotated = list(getattr(config, "no_rope_layers", None) or [])
     if name == "smollm3" and rotated != [int((number + 1) % 4 != 0) for number in layers]:
@@ -112,16 +114,28 @@ def check_layers(config: Any, row: Architecture) -> None:
     large = {"gemma2": 46, "gemma3": 62}.get(name) == config.num_hidden_layers  # those of 27 B
     if scalar is not None and scalar != (config.hidden_size / heads if large else head_size(config)):
         raise ModelError(f"query_pre_attn_scalar is {scalar}, which llama.cpp does not have in {name!r} of this size")
-    local = (getattr(config, "rope_parameters", None) or {}).get("sliding_attention")
+    local = local_rope(config)
+    if row.around and local.get("rope_type", "default") != "default":
+        raise ModelError(f"the rotary embedding of sliding layers is {local}, and no file for llama.cpp says it")
     if name == "gemma3" and local and (local.get("rope_theta"), local.get("rope_type", "default")) != (1e4, "default"):
         raise ModelError(
             f"the rotary embedding of sliding layers is {local}; llama.cpp has rope_theta 10000 in {name!r}"
         )
 
 
+def local_rope(config: Any) -> dict[str, Any]:
+    """What the configuration says about rotary embedding of layers that see a window, where it is another one."""
+    return dict((getattr(config, "rope_parameters", None) or {}).get("sliding_attention") or {})
+
+
+def first_position(config: Any, row: Architecture) -> int:
+    """The row of the table of positions that the first token has."""
+    return int(config.pad_token_id) + 1 if row.behind_padding else 0
+
+
 def context_of(config: Any, row: Architecture) -> int:
     """The longest text: that of the model, or its window where llama.cpp lets every token see all others."""
-    length = int(config.max_position_embeddings)
+    length = int(config.max_position_embeddings) - first_position(config, row)
     return min(length, config.sliding_window) if slides(config) and not row.window else length
 
 
@@ -151,7 +165,10 @@ def add_numbers(writer: Any, config: Any, row: Architecture) -> None:
     if row.expert_length:
         writer.add_expert_feed_forward_length(getattr(config, row.expert_length))
     if row.window and slides(config):
-        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window(config.sliding_window * (2 if row.around else 1))
+    if row.around:
+        writer.add_sliding_window_pattern(row.period)
+        writer.add_rope_freq_base_swa(local_rope(config)["rope_theta"])
     add_rope(writer, config, row)
 
 
@@ -236,7 +253,10 @@ def rope_factors(config: Any) -> np.ndarray | None:
 
 
 def turned_rows(name: str, config: Any, row: Architecture) -> Callable[[np.ndarray], np.ndarray]:
-    """What happens to the rows of a tensor: queries and keys interleave the halves of each head."""
+    """What happens to the rows of a tensor: queries and keys interleave the halves of each head; positions begin with
+    the first."""
+    if name.endswith("position_embeddings.weight"):
+        return lambda x: x[first_position(config, row) :]
     if not row.interleaved or not (".q_proj." in name or ".k_proj." in name):
         return lambda x: x
     heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads

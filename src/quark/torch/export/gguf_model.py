@@ -182,12 +182,14 @@ def tensors_of(model: nn.Module, row: Architecture) -> list[tuple[str, torch.Ten
     return [(name, value) for name, value in tensors if not name.startswith(row.left)]
 
 
-def names_of(row: Architecture, config: Any) -> Any:
-    """What the ``gguf`` package makes of names."""
+def names_of(row: Architecture, config: Any) -> tuple[Any, ...]:
+    """What the ``gguf`` package makes of names, those of the architecture first."""
     import gguf
 
-    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == row.name)
-    return gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+    return tuple(
+        gguf.get_tensor_name_map(known[name], config.num_hidden_layers) for name in (row.name, row.also) if name
+    )
 
 
 def factors(config: Any) -> list[GGUFTensor]:

@@ -6,7 +6,7 @@ Each row was compared with transformers in a real llama.cpp (``tests/consumers/l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class Architecture:
         encoder: the classes of transformers that end where llama.cpp does, with a hidden state for each token; empty:
             a decoder, whose class is not asked for.
         left: beginnings of names of tensors that llama.cpp does not compute with.
+        also: an architecture of the ``gguf`` package whose names llama.cpp reads here, too.
+        behind_padding: positions are counted behind the number of the padding token, and the file has the rows from
+            there.
+        around: windows lie on both sides of a token, and the first layer of every period sees all.
     """
 
     name: str
@@ -49,11 +53,24 @@ class Architecture:
     constants: Mapping[str, float] = field(default_factory=dict)
     encoder: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    also: str = ""
+    behind_padding: bool = False
+    around: bool = False
 
 
 MOE = "moe_intermediate_size"
 LATENT = {"q_lora_rank": "add_q_lora_rank", "kv_lora_rank": "add_kv_lora_rank"}  # attention of DeepSeek
 GELU = ("gelu_pytorch_tanh",)
+NOT_CAUSAL = {"add_causal_attention": False}
+BERT = Architecture(
+    "bert",
+    activations=("gelu",),
+    fixed={"is_decoder": False},
+    encoder=("BertModel",),
+    left=("pooler.",),
+    numbers={"type_vocab_size": "add_token_type_count"},
+    constants=NOT_CAUSAL,
+)
 ARCHITECTURES = {
     "llama": Architecture("llama", divisors=True, interleaved=True),
     "mistral": Architecture("llama", divisors=True, interleaved=True),
@@ -94,14 +111,21 @@ ARCHITECTURES = {
     "olmo3": Architecture("olmo2", window=True, period=4),
     "phi": Architecture("phi2", partial=True, activations=("gelu_new",), fixed={"qk_layernorm": False}),
     "seed_oss": Architecture("seed_oss"),
-    "bert": Architecture(
-        "bert",
+    "bert": BERT,
+    "roberta": replace(BERT, encoder=("RobertaModel",), behind_padding=True),
+    "xlm-roberta": replace(BERT, encoder=("XLMRobertaModel",), behind_padding=True),
+    "nomic_bert": replace(
+        BERT, name="nomic-bert", activations=("silu",), fixed={}, encoder=("NomicBertModel",), also="bert"
+    ),
+    "eurobert": Architecture("eurobert", encoder=("EuroBertModel",), constants=NOT_CAUSAL),
+    "modernbert": Architecture(
+        "modern-bert",
         activations=("gelu",),
-        fixed={"is_decoder": False},
-        encoder=("BertModel",),
-        left=("pooler.",),
-        numbers={"type_vocab_size": "add_token_type_count"},
-        constants={"add_causal_attention": False},
+        encoder=("ModernBertModel",),
+        window=True,
+        period=3,
+        around=True,
+        constants=NOT_CAUSAL,
     ),
     "deepseek_v3": Architecture("deepseek2", expert_length=MOE, gating="SIGMOID", yarn_unit=0.1, numbers=LATENT),
 }

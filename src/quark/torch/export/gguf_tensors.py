@@ -25,7 +25,7 @@ from quark.errors import ModelError, as_a
 from quark.numerics.ggml import Ggml
 from quark.numerics.ggml_bytes import BLOCK, Fields, mxfp4_block
 from quark.numerics.granularity import Group
-from quark.torch.export.gguf_architectures import turned_rows
+from quark.torch.export.gguf_architectures import first_position, turned_rows
 from quark.torch.export.gguf_bounds import beyond
 from quark.torch.export.gguf_size import type_of
 from quark.torch.export.gguf_types import (
@@ -202,6 +202,8 @@ def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: GGUFTarge
     coded = isinstance(layer, QuantLayer) and layer._modules[f"{slot}_quantizer"] is not None
     turn, target = turned_rows(name, choice.config, choice.row), file_name(name, choice)
     shape = tuple(size for size in shape_of(layer, value) if size != 1) if value.dim() > 1 else tuple(value.shape)
+    if name.endswith("position_embeddings.weight"):
+        shape = (shape[0] - first_position(choice.config, choice.row), *shape[1:])
     shift = 1.0 if choice.row.shifted and name.endswith("norm.weight") else 0.0
 
     def values() -> np.ndarray:

@@ -53,7 +53,7 @@ class GGUFTarget:
 
     row: Architecture
     config: Any
-    names: Any
+    names: tuple[Any, ...]
     outside: FileNames
     weight_type: str | None
     layer_types: Mapping[str, str]
@@ -76,8 +76,8 @@ def file_name(name: str, choice: GGUFTarget) -> str:
     own = EXPERT.sub(".experts.", name)
     outside = (f"{choice.outside.layer(layer)}.{slot}", choice.outside.outside(name))
     given = (own, *outside, own.replace(".block_sparse_moe.", ".mlp."), own.removeprefix("transformer."))
-    spelled = (text.replace("_correction_bias", "_correction.bias") for text in given)  # as llama.cpp's own converter
-    tried = (choice.names.get_name(text, try_suffixes=(".weight", ".bias")) for text in spelled)
+    spelled = [text.replace("_correction_bias", "_correction.bias") for text in given]  # as llama.cpp's own converter
+    tried = (names.get_name(text, try_suffixes=(".weight", ".bias")) for names in choice.names for text in spelled)
     found: str | None = next((text for text in tried if text is not None), None)
     if found is None:
         raise ModelError(f"GGUF has no name for the tensor {name!r} of a {choice.config.model_type} model")
