@@ -77,7 +77,7 @@ One tensor that is broken on purpose (`--broken scale`: one scale in every row; 
 `rows`: two rows, or two experts, exchanged) turns every quantized cell of `llama`, `mixtral`, `granitemoe` and
 `gemma3_text` into **no**.
 
-Flash attention, which llama.cpp switches on by itself and which rounds to float16, is off here; with it the F32 column
+Flash attention, which llama.cpp enables by default and which rounds to float16, is off here; with it the F32 column
 has 0.001. Two more things are llama.cpp's own: GELU from a table of float16 (0.0003 in F32, second number), and YaRN
 with whole bounds for `gpt_oss`, whose configuration has `truncate: false` (0.001).
 

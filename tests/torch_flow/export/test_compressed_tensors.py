@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,25 @@ def test_logits_are_those_of_the_quantized_model(name: str, tmp_path: Path) -> N
     assert torch.allclose(theirs, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
     assert (theirs - float_logits).abs().max() > 0.01 * expected.abs().max()
     loaded_by("compressed-tensors", name, "transformers", "compressed-tensors")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Int4PerGroupSpec(-1, -1),
+        Int4PerGroupSpec(-1, -1, is_dynamic=True),
+        Int4PerGroupSpec(-1, 32, is_dynamic=True),
+        Int4PerChannelSpec(0, is_dynamic=True),
+        Int8PerChannelSpec(0, True, is_dynamic=True),
+        FP8E4M3PerChannelSpec(0, is_dynamic=True),
+    ],
+    ids=str,
+)
+def test_weights_whose_range_is_found_late_or_over_a_row(spec: Any, tmp_path: Path) -> None:
+    """Scales come from the weight, not from its codes, which ask for others; a group as long as a row is a channel."""
+    model = quantized(llama(), QConfig(layer(spec), exclude=["lm_head"]))
+    export_compressed_tensors(model, tmp_path / "m")
+    assert torch.equal(logits(load(tmp_path / "m")), logits(model))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -362,7 +362,7 @@ def test_elements_of_compressed_tensors(
         (Channel(1), None),
         (Group(-1, 32), {"strategy": "group", "group_size": 32}),
         (Group(1, 32), {"strategy": "group", "group_size": 32}),
-        (Group(-1, WHOLE), None),
+        (Group(-1, WHOLE), {"strategy": "channel"}),
         (Group(0, 32), None),
         (Block2D(1, 64), {"strategy": "block", "block_structure": [1, 64]}),
     ],
@@ -370,9 +370,9 @@ def test_elements_of_compressed_tensors(
 def test_strategies(granularity: Any, expected: dict[str, Any] | None) -> None:
     if expected is None:
         with pytest.raises(ConfigError, match="none of its strategies"):
-            compressed.strategy("fc", part(ELEMENTS["int8"], granularity))
+            compressed.strategy("fc", part(ELEMENTS["int8"], granularity), weight=True)
         return
-    assert compressed.strategy("fc", part(ELEMENTS["int8"], granularity)) == expected
+    assert compressed.strategy("fc", part(ELEMENTS["int8"], granularity), weight=True) == expected
     values = torch.zeros(4, 128)
     shapes = {"tensor": (1,), "token": (4, 1), "channel": (4, 1), "group": (4, 4), "block": (4, 2)}
     assert compressed.scale_shape(part(None, granularity), values) == shapes[expected["strategy"]]

@@ -232,10 +232,10 @@ def arguments(name: str, part: FakeQuantize, weight: bool) -> Arguments:
     symmetric = stage.spec.symmetric and row.middle == 0
     made: Arguments = {"num_bits": row.bits, "type": number, "symmetric": symmetric}
     made["dynamic"] = stage.spec.dynamic and not weight
-    return {**made, **strategy(name, part)}
+    return {**made, **strategy(name, part, weight)}
 
 
-def strategy(name: str, part: FakeQuantize) -> Arguments:
+def strategy(name: str, part: FakeQuantize, weight: bool) -> Arguments:
     """Which elements share a scale."""
     match part.granularity:
         case Tensor():
@@ -244,8 +244,10 @@ def strategy(name: str, part: FakeQuantize) -> Arguments:
             return {"strategy": "token"}
         case Channel(axis=0):
             return {"strategy": "channel"}
+        case Group(axis=-1 | 1, size=granularity.WHOLE) if weight:
+            return {"strategy": "channel"}
         case Group(axis=-1 | 1, size=granularity.WHOLE):
-            refuse(name, "a group as long as a row is none of its strategies; ask for a scale per channel (or token)")
+            refuse(name, "groups of inputs that are as long as a row are scales per token, and are to be called so")
         case Group(axis=-1 | 1, size=size):
             return {"strategy": "group", "group_size": size}
         case Block2D(rows=rows, columns=columns):
@@ -359,7 +361,8 @@ def state_of(name: str, layer: QuantLayer, scheme: Any, format: Any) -> dict[str
         values = quantizer.layout.restore(kept)
     else:
         values = weight if layer.frozen else quantizer(weight.detach())
-    state = {"weight": values.float(), **weight_parameters(part, values, scheme, kept)}
+    origin = values if kept is not None or layer.frozen else weight.detach()
+    state = {"weight": values.float(), **weight_parameters(part, values, scheme, origin, kept)}
     activation: Any = part_of(name, layer, "input_tensors")
     halved = activation is not None and activation.stage.spec.scale_rule in HALVES
     if format.value == "pack-quantized" or halved:
@@ -374,9 +377,16 @@ def state_of(name: str, layer: QuantLayer, scheme: Any, format: Any) -> dict[str
 
 
 def weight_parameters(
-    part: FakeQuantize, values: torch.Tensor, scheme: Any, kept: Mapping[str, torch.Tensor] | None = None
+    part: FakeQuantize,
+    values: torch.Tensor,
+    scheme: Any,
+    origin: torch.Tensor,
+    kept: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Scale, zero point and tensor scale of a weight; of one that is ``kept`` as codes those that it has."""
+    """Scale, zero point and tensor scale of a weight; of one that is ``kept`` as codes those that it has.
+
+    A dynamic range is that of ``origin``, what was rounded to ``values``: these may ask for another one.
+    """
     layout = layout_of_quantizer(part, tuple(values.shape))
     if isinstance(layout, BlockLayout):
         stored = kept or store(values, part, frozen=True)
@@ -385,7 +395,7 @@ def weight_parameters(
         if layout.block.tensor_scale:
             made["weight_global_scale"] = 1 / stored["scale_2"].reshape(1)
         return made
-    scale, zero_point = (part.scale, part.zero_point) if part.scale is not None else part.parameters_from(values)
+    scale, zero_point = (part.scale, part.zero_point) if part.scale is not None else part.parameters_from(origin)
     shape = scale_shape(part, values)
     made = {"weight_scale": known(scale, "the scale of a weight").float().reshape(shape)}
     if not scheme.weights.symmetric:
