@@ -15,7 +15,7 @@ from quark.errors import ConfigError, as_a
 from quark.numerics.elements import Int
 from quark.torch.config.model import QConfig
 from quark.torch.experts import UnfusedExperts, is_fused, unfuse_experts
-from quark.torch.export import compressed_tensors, gguf_model, onnx_says
+from quark.torch.export import compressed_tensors, gguf_model
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, has_one_scale
 from quark.torch.export.formats import FORMATS, PROGRAMS
@@ -87,6 +87,8 @@ def check_format(model: nn.Module, config: QConfig, format: str, program: str | 
     if format == "gguf":
         gguf_model.check_before(bare, config, source)
     elif format == "onnx":
+        from quark.torch.export import onnx_says  # which imports onnx
+
         onnx_says.check_before(bare, config)
     elif format == "compressed-tensors":
         compressed_tensors.check_before(model, config, program)
