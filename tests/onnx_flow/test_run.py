@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from onnx import TensorProto, helper
 from tests.onnx_flow import models
 
 from quark.errors import ConfigError, DataError, ModelError
+from quark.onnx.graph import run
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
+from quark.report.process import present
 
 INNER = ["c1", "r1", "p1", "a2", "r2"]
 
@@ -196,6 +199,21 @@ def test_a_sample_that_the_model_cannot_run_on_is_a_data_error() -> None:
     with pytest.raises(DataError, match=r"'x' float32 \[2\], 'z' float32 \[3\]\): ") as caught:
         Runner(model, ["y"]).run({"x": np.zeros(2, np.float32), "z": np.zeros(3, np.float32)})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not present() or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="needs Linux with glibc")
+def test_what_is_freed_goes_back_to_the_system_once_there_is_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks between blocks that stay, which glibc keeps; a small model does not wait until the heap is walked."""
+    blocks = [np.ones(1 << 13, np.uint8) for _ in range(8192)]
+    monkeypatch.setitem(run._trimmed, "size", 0)
+    before = present()
+    del blocks[:-1:2], blocks[:-1:2]
+    run.trim_heap()
+    assert present() < before - (1 << 24)
+    monkeypatch.setattr(run.ctypes, "CDLL", lambda _: pytest.fail("the heap is walked"))
+    more = np.ones(run.GROWTH // 2, np.uint8)
+    run.trim_heap()
+    assert more.all()
 
 
 def test_the_log_stays_silent(capfd: pytest.CaptureFixture[str]) -> None:

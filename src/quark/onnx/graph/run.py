@@ -35,7 +35,7 @@ from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.pieces import Pieces, open_in_pieces
 from quark.onnx.graph.session import ON_CPU, RUNTIME_ERRORS, Light, Runtime, quiet_options
 from quark.onnx.graph.surgery import Names, all_nodes, label, opset, remove_unused, tensors_by_name
-from quark.report.process import lent, shared
+from quark.report.process import lent, present, shared
 
 Feed = Mapping[str, np.ndarray]
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
@@ -46,6 +46,8 @@ RUNTIME_DOMAINS = frozenset(
 IS_NAN_OPSET = 9
 #: Bytes of the largest block by which glibc moves its thresholds (DEFAULT_MMAP_THRESHOLD_MAX), its header left out.
 LARGEST_KEPT = (1 << 25) - (1 << 13)
+#: Bytes by which a process grows before freed memory is looked for, and its size after that was done last.
+GROWTH, _trimmed = 1 << 23, {"size": 0}
 _AS_GIVEN = ("optimization.disable_specified_optimizers", "WeightBiasQuantization")
 
 
@@ -252,10 +254,17 @@ def keep_heap() -> None:
 def trim_heap() -> None:
     """Return freed memory to the system, where the C library can (glibc).
 
-    Opening a session frees about twice the weights in blocks that glibc would keep: 0.2 GB for ResNet-50.
+    Opening a session frees about twice the weights in blocks that glibc would keep: 0.2 GB for ResNet-50. The whole
+    heap is walked for it, beside torch in 10 ms and more, which is longer than small models take: nothing is done where
+    the process has not grown by ``GROWTH`` since.
     """
+    now = present()
+    if now < _trimmed["size"] + GROWTH:
+        _trimmed["size"] = min(now, _trimmed["size"])
+        return
     with suppress(OSError, AttributeError, TypeError):  # another C library, Windows
         ctypes.CDLL(None).malloc_trim(0)
+    _trimmed["size"] = present()
 
 
 def _check_providers(providers: Sequence[str]) -> None:
