@@ -35,6 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = sentence(error, typed(_commands(), words_given), flags_of(_commands(), words_given))
         print(f"error: {said}", *words(error, verbose, said), sep="\n", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        from quark.cli.doctor import remedy_for
+
+        if (remedy := remedy_for(error.name or "", words_given)) is None:
+            raise
+        print(f"error: {remedy}", file=sys.stderr)
+        return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0

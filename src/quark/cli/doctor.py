@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ INSTRUCTIONS = {
     "int8 matrices (ARM)": (("i8mm",), "hw.optional.arm.FEAT_I8MM", "int8 matrices"),
     "BF16 (ARM)": (("bf16",), "hw.optional.arm.FEAT_BF16", "bfloat16 matrices"),
 }
+MODULES = {"PIL": "pillow", "google": "protobuf"}  # whose package has another name
 _NEED = re.compile(r"^(?P<name>[\w.-]+)(?:\[[^]]*\])?\s*(?:>=(?P<least>[\w.]+))?.*extra == ['\"](?P<extra>\w+)['\"]")
 
 
@@ -150,6 +152,27 @@ def extras() -> dict[str, list[str]]:
         elif least and numbers(found) < numbers(least):
             lacks[extra].append(f"{name}>={least} (here {found})")
     return lacks
+
+
+def remedy_for(module: str, words: Sequence[str]) -> str | None:
+    """What to install where a command found a module missing; None where no extra has it.
+
+    Args:
+        module: its name, such as "onnx.helper".
+        words: of the command, whose group is the name of an extra.
+    """
+    package = MODULES.get(top := module.partition(".")[0], top.replace("_", "-"))
+    needs = [match for text in importlib.metadata.requires("openquark") or () if (match := _NEED.match(text))]
+    found = [
+        extra for extra in (*EXTRAS, "all") if any((need["name"], need["extra"]) == (package, extra) for need in needs)
+    ]
+    if not found:
+        return None
+    extra = next((word for word in words[:1] if word in found), found[0])
+    return (
+        f"this needs the package {package}, which is not installed: in the folder of the sources, "
+        f"`pip install '.[{extra}]'`; `quark doctor` lists what else is missing"
+    )
 
 
 def version_of(name: str) -> str | None:
