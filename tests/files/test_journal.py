@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quark.errors import ConfigError, DataError
+from quark.errors import ConfigError, DataError, OutputError
 from quark.files.identity import difference
 from quark.files.journal import Journal
 from quark.files.untrusted import own_file
@@ -367,3 +367,21 @@ def test_a_journal_is_empty_until_something_is_finished(kept: bool, tmp_path: Pa
         assert journal.is_empty
     journal.finish("value", 1.0)
     assert not journal.is_empty
+
+
+def test_a_job_that_did_nothing_is_over_and_files_that_went_are_not_missed(tmp_path: Path) -> None:
+    opened(tmp_path).settle()
+    journal = opened(tmp_path)
+    for number in range(2):
+        journal.finish_arrays("s k", {"w": np.array([number])})
+    (tmp_path / "r.tensors" / "0.safetensors").unlink()
+    journal.finish_arrays("s k", {"w": np.array([2])})
+    assert values(opened(tmp_path).arrays("s k")) == [2] and files(tmp_path) == ["1.safetensors", "2.safetensors"]
+
+
+def test_a_file_is_worked_on_by_one_job_and_no_file_by_any(tmp_path: Path) -> None:
+    with Journal.held(None), Journal.held(None), Journal.held(tmp_path / "r.json"):
+        with pytest.raises(OutputError, match=r"r\.json"), Journal.held(tmp_path / "r.json"):
+            pass
+        with Journal.held(tmp_path / "other.json"):
+            pass

@@ -19,7 +19,7 @@ from quark.files import outputs as gate
 from quark.files.atomic import replace_file
 from quark.files.folder import new_folder
 from quark.files.lock import ALIVE, working_on
-from quark.files.ours import MARK, is_ours
+from quark.files.ours import MARK, NAME, PRODUCER, is_ours
 from quark.files.outputs import PREVIOUS, Output, check_outputs, draft_of, drafts, write_output
 
 posix = pytest.mark.skipif(os.name == "nt", reason="links, modes and devices of POSIX")
@@ -41,6 +41,8 @@ def spellings(folder: Path) -> dict[str, tuple[Path, Path]]:
     (folder / "elsewhere").symlink_to(folder, target_is_directory=True)
     (folder / "samples").mkdir()
     (folder / "samples" / "linked").symlink_to(file)
+    (folder / "others").mkdir()
+    (folder / "others" / "linked").symlink_to(folder / "samples", target_is_directory=True)
     return {
         "itself": (file, file),
         "with dots": (folder / "samples" / ".." / "in.bin", file),
@@ -51,6 +53,7 @@ def spellings(folder: Path) -> dict[str, tuple[Path, Path]]:
         "through a linked folder": (folder / "elsewhere" / "in.bin", file),
         "in the folder that is read": (file, folder),
         "linked from the folder that is read": (file, folder / "samples"),
+        "in a folder linked from the folder that is read": (file, folder / "others"),
         "relative": (Path(os.path.relpath(file)), file),
     }
 
@@ -445,3 +448,21 @@ def test_a_file_of_its_own_is_never_away(data: bool, tmp_path: Path, monkeypatch
         monkeypatch.undo()
     aside = [one for one in moved if one[0] == "m.onnx" and one[1] == "m.onnx"]
     assert place.read_text() == "new" and len(aside) == (2 if data else 1)
+
+
+def test_folders_above_an_output_that_is_a_folder_are_made_once_and_for_all(tmp_path: Path) -> None:
+    target = tmp_path / "a" / "b" / "c" / "weights.bin"
+    for content in ("first", "second"):
+        with drafts({"": Output(target, folder=True)}) as paths:
+            paths[""].write_text(content)
+        assert target.read_text() == content
+    assert sorted(path.name for path in target.parent.iterdir()) == ["weights.bin"]
+
+
+def test_a_text_named_like_the_weights_of_a_model_of_ours_does_not_replace_them(tmp_path: Path) -> None:
+    model = tmp_path / "q.onnx"
+    model.write_bytes(bytes([PRODUCER << 3 | 2, len(NAME)]) + NAME.encode())
+    (tmp_path / "q.onnx.data").write_bytes(b"weights")
+    check_outputs([Output(model, kind="model")], overwrite=False)
+    with pytest.raises(OutputError, match="is not a result of quark"):
+        check_outputs([Output(tmp_path / "q.onnx.data")], overwrite=False)

@@ -39,7 +39,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from quark.errors import ConfigError, DataError
 from quark.files.atomic import part_of, replace_file
-from quark.files.identity import difference
+from quark.files.identity import PIECE, difference
 from quark.files.lock import working_on
 from quark.files.untrusted import FileName, Schema, first_reason, own_file, read_state
 
@@ -48,7 +48,6 @@ VERSION = 2
 SUFFIX = ".safetensors"
 FIRST = (f"0{SUFFIX}", f".0{SUFFIX}.part")
 """What the folder of tensors may hold before the JSON file names the first of them."""
-PIECE = 1 << 22
 Arrays = dict[str, np.ndarray]
 #: A number; one that JSON lacks, in words.
 Number = int | float | dict[Literal["float"], Literal["inf", "-inf", "nan"]]

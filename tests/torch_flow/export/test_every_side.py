@@ -112,6 +112,29 @@ def test_tensors_that_go_together_fill_a_step() -> None:
     assert [len(group) for group in found if group[0].key == "b"] == [2, 1]
 
 
+@pytest.mark.parametrize("off", [None, "a value", "a row", "alone", "of another program"])
+def test_what_is_decoded_at_once_is_compared_one_by_one_where_it_differs(
+    off: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[torch.Tensor] = []
+
+    def task(kind: type, rows: int) -> Any:
+        made = kind.__new__(kind)
+        made.windows, made.compare = SimpleNamespace(count=rows), compared.append
+        return made
+
+    kinds = {"alone": [verify.Decoded], "of another program": [verify.Decoded, verify.CodedSlot]}
+    tasks = [task(kind, 2 + k) for k, kind in enumerate(kinds.get(str(off), [verify.Decoded] * 2))]
+    wanted = torch.arange(sum(one.windows.count for one in tasks) * 2.0).reshape(-1, 2)
+    found = wanted.to(torch.float64)
+    found = found[:-1] if off == "a row" else found + (off == "a value")
+    monkeypatch.setattr(verify, "computed", lambda tasks: wanted)
+    monkeypatch.setattr(verify, "restored", lambda own, rows: found)
+    verify.Together(tasks)()
+    assert [len(rows) for rows in compared] == ([] if off is None else [one.windows.count for one in tasks])
+    assert not compared or torch.equal(torch.cat(compared), wanted)
+
+
 def test_layers_that_a_format_does_not_have_are_compared_as_they_are() -> None:
     made = quantized(llama(), QConfig(layer(Int8PerTensorSpec()), exclude=["lm_head"]))
     name = "model.layers.0.mlp.up_proj"
