@@ -466,3 +466,13 @@ def test_a_text_named_like_the_weights_of_a_model_of_ours_does_not_replace_them(
     check_outputs([Output(model, kind="model")], overwrite=False)
     with pytest.raises(OutputError, match="is not a result of quark"):
         check_outputs([Output(tmp_path / "q.onnx.data")], overwrite=False)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 10, 11, 13])
+def test_numbers_of_a_protocol_buffer_have_ten_bytes_at_most(count: int, tmp_path: Path) -> None:
+    """The length of the producer's name, with as many bytes in front of its last as it may have, and one more."""
+    length = bytes([len(NAME) | 128, *[128] * (count - 2), 0]) if count > 1 else bytes([len(NAME)])
+    passed_over = bytes([3 << 3, *[129] * (count - 1), 1])
+    for before in (b"", passed_over):
+        (tmp_path / "m").write_bytes(before + bytes([PRODUCER << 3 | 2]) + length + NAME.encode())
+        assert is_ours(tmp_path / "m", "model") is (count <= 10)

@@ -21,7 +21,7 @@ from quark.errors import ConfigError
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.graph.model import load
 from quark.onnx.npu import rules
-from quark.onnx.qdq import block_axes, nbits, overrides, place, recurrent, selection, tables
+from quark.onnx.qdq import block_axes, fuse, nbits, overrides, place, recurrent, selection, tables
 
 
 def test_one_position_of_a_bias_fits_the_channel_with_the_least() -> None:
@@ -228,3 +228,11 @@ def test_blocks_of_codes_are_of_constant_float_matrices(weight: str | None, stor
     node.replace_input_with(1, {"computed": model.graph.inputs[1], None: None}.get(weight, node.inputs[1]))
     why = nbits._why_float(node, NBits(), Options(), None)
     assert why is None if stored else why == "it has no constant weight"
+
+
+def test_an_activation_function_without_a_producer_is_in_no_kernel() -> None:
+    model = named("g (float[2] x) => (float[2] y) { y = Relu (x) }", {})
+    plan, job = Plan(), None
+    plan.put(planned("x"))
+    for node in (model.graph[0], ir.node("Relu", []), ir.node("Relu", [None])):
+        assert fuse.fused_producer(node, plan, job) is None  # type: ignore[arg-type]

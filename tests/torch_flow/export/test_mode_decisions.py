@@ -644,11 +644,11 @@ def test_weights_that_gguf_has_blocks_for(bits: int, granularity: str) -> None:
 @pytest.mark.parametrize("format", ["quark", "compressed-tensors", "modelopt"])
 @pytest.mark.parametrize("kind", [vllm_reads.REMAPPED[0], "MixtralForCausalLM"])
 @pytest.mark.parametrize("integers", [True, False])
-@pytest.mark.parametrize("nvfp4", [True, False])
+@pytest.mark.parametrize("stages", [["nvfp4"], ["other"], [], ["other", "nvfp4"]], ids=str)
 @pytest.mark.parametrize("exclude", [["*experts*"], ["*up_proj"], []])
 @pytest.mark.parametrize("turns", [True, False])
 def test_experts_that_vllm_does_not_load(
-    format: str, kind: str, integers: bool, nvfp4: bool, exclude: list[str], turns: bool, monkeypatch: Any
+    format: str, kind: str, integers: bool, stages: list[str], exclude: list[str], turns: bool, monkeypatch: Any
 ) -> None:
     model = type(kind, (nn.Module,), {})()
     model.experts = nn.Linear(2, 2)
@@ -658,8 +658,9 @@ def test_experts_that_vllm_does_not_load(
     monkeypatch.setattr(vllm_reads, "fact", lambda module, name: facts[name])
     for name in ("has_integer_tensors", "has_static_integers", "has_rows_of_fp8"):
         monkeypatch.setattr(vllm_reads, name, lambda config: integers)
-    monkeypatch.setattr(vllm_reads, "is_nvfp4", lambda stage: nvfp4)
-    config: Any = SimpleNamespace(exclude=exclude, global_quant_config=SimpleNamespace(stages=lambda slot: ["stage"]))
+    nvfp4 = "nvfp4" in stages
+    monkeypatch.setattr(vllm_reads, "is_nvfp4", "nvfp4".__eq__)
+    config: Any = SimpleNamespace(exclude=exclude, global_quant_config=SimpleNamespace(stages=lambda slot: stages))
     mapped, packed = kind in vllm_reads.REMAPPED, format == "compressed-tensors"
     if turns and not (format != "quark" and exclude):
         told = "whose rows take turns"

@@ -99,7 +99,7 @@ def _asymmetric(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nd
     low, high = np.minimum(x.min(-1), 0), np.maximum(x.max(-1), 0)
     scale = ((high - low) / most).astype(np.float32)
     scale = np.where(scale == 0, np.float32(1), scale)
-    zero_point = np.clip(np.rint(-low / scale), 0, most)
+    zero_point = np.minimum(np.rint(-low / scale), most)
     codes = np.clip(np.rint(x / scale[..., None]) + zero_point[..., None], 0, most)
     return codes.astype(np.uint8), scale, zero_point.astype(np.uint8)
 
