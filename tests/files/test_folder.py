@@ -159,3 +159,12 @@ def test_a_link_is_no_folder_of_ours_and_the_source_is_no_detour(tmp_path: Path)
     made.write_text("a file")
     with pytest.raises(ConfigError, match="is in the way"):
         folders.begin_detour(goal, source)
+
+
+def test_a_scratch_folder_lies_beside_a_target_whose_folders_are_made(tmp_path: Path) -> None:
+    goal = tmp_path / "a" / "b" / "model"
+    for _ in range(2):
+        with folders.scratch_beside(goal) as made:
+            assert goal.parent in made.parents and any(part.startswith(".") for part in made.parts)
+        assert list(goal.parent.iterdir()) == []
+    assert folders.is_detour(folders.begin_detour(tmp_path / "c" / "d" / "model", tmp_path))

@@ -208,3 +208,12 @@ def test_how_much_is_read_of_files_that_may_come_from_strangers() -> None:
 
     assert (untrusted.STATE_BYTES, untrusted.CONFIG_BYTES, untrusted.WORDS) == (64 * 2**20, 16 * 2**20, 64 * 2**20)
     assert array_files.WHOLE == 8 * 2**30 and array_files.MOST_AXES == 32
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes of POSIX")
+def test_a_lock_runs_nothing_and_may_be_gone_when_the_work_is_done(tmp_path: Path) -> None:
+    with working_on(tmp_path / "state.json", "the ledger"):
+        (held,) = tmp_path.iterdir()
+        assert stat.S_IMODE(held.stat().st_mode) & 0o111 == 0
+        held.unlink()
+    assert list(tmp_path.iterdir()) == []

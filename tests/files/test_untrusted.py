@@ -254,3 +254,13 @@ def test_the_decisions_in_a_model_are_bounded_and_checked(tmp_path: Path) -> Non
     assert time.process_time() - start < 10
     with pytest.raises(ValueError, match="more than 10 bytes"):
         unpacked_text(base64.b64encode(zlib.compress(b"x" * 11)).decode(), 10)
+
+
+@pytest.mark.parametrize("base", [Schema, OpenSchema])
+def test_what_a_file_held_does_not_change_afterwards(base: Any) -> None:
+    made = type("Held", (base,), {"__annotations__": {"count": int}})
+    held = made(count=3)
+    with pytest.raises(ValidationError, match="frozen"):
+        held.count = 4
+    with pytest.raises(ValidationError):
+        made(count="3")
