@@ -119,7 +119,7 @@ class Known:
         spans = [range(place.line, place.end_line + 1), *bodies_around(place), range(10**6)]
         running = ({test for line, tests in lines.items() if line in span for test in tests} for span in spans)
         found = next(filter(None, running), set())
-        if not bodies_around(place):  # a table: who imports it may have read it before a test began
+        if not bodies_around(place) or self.runs_at_import(place):  # a table or default is read before a test begins
             beside = importers(place.file, "tests")
             named = {test for test in self.seconds if Path(place.file).stem in test.split("::")[0]}
             reading = {test for test in self.seconds if test.split("::")[0] in beside}

@@ -12,7 +12,7 @@ from tests.onnx_flow import models
 from quark.errors import ConfigError
 from quark.numerics.affine import Grid
 from quark.numerics.formats import get_format
-from quark.observers import SEARCHES
+from quark.observers import SEARCHES, mse_modes
 from quark.observers.mse_modes import Votes, rows_by_histogram, rows_by_percentile
 from quark.onnx import CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, XInt8Spec
 
@@ -122,3 +122,31 @@ def test_the_options_choose_the_search() -> None:
     found = {mode: quantized(Int8Spec, MinMSEModeFloatScale=mode)["w"] for mode in ("All", "HistCenter", "Percentile")}
     assert found["Percentile"] == pytest.approx(np.percentile(WEIGHT, 99.95) / 127, rel=0.2)
     assert found["All"] != found["Percentile"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_chosen_range_has_the_scale_and_the_zero_point_of_most_samples(seed: int) -> None:
+    """Of scales with as many votes the smallest, of ranges with as many the one that ends lowest."""
+    rng, target = np.random.default_rng(seed), grid("uint8_asym", "power_of_two")
+    votes = Votes(target, False)
+    ends = np.exp2(rng.integers(-3, 3, (8, 2))) * rng.choice([0.5, 0.99], (8, 2))
+    votes.ranges.update(
+        {(-float(low), float(high)): int(count) for (low, high), count in zip(ends, rng.integers(1, 4, 8), strict=True)}
+    )
+    scale_of = {span: float(target.parameters(*span)[0]) for span in votes.ranges}
+    total = {one: sum(n for span, n in votes.ranges.items() if scale_of[span] == one) for one in scale_of.values()}
+    best = sorted(total, key=lambda one: (-total[one], one))[0]
+    spans = sorted((span for span in votes.ranges if scale_of[span] == best), key=lambda span: span[1])
+    most = max(votes.ranges[span] for span in spans)
+    found = mse_modes.most_common(votes, target)
+    assert found[1] == next(span[1] for span in spans if votes.ranges[span] == most) and votes.ranges[found] == most
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_votes_are_kept_with_their_grid(symmetric: bool, narrow: bool) -> None:
+    votes = Votes(Grid(INT8, symmetric, narrow, "power_of_two"), not symmetric)
+    votes.update(np.linspace(-1, 2, 99, dtype=np.float32))
+    again = Votes.from_state(votes.state())
+    assert (again.grid, again.symmetric, again.ranges) == (votes.grid, not symmetric, votes.ranges)
+    assert (again.lo, again.hi, again.count) == (votes.lo, votes.hi, 99)
