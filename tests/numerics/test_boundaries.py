@@ -230,3 +230,8 @@ def test_a_format_has_what_its_codes_decode_to(name: str) -> None:
     assert (float(row.max), row.signed) == (float(finite.max()), bool((finite < 0).any()))
     if isinstance(row, Float):
         assert (finite.max() - finite.min()) / row.divisor(False, False) == 1 == finite.max() / row.divisor(True, False)
+
+
+@pytest.mark.parametrize("name", [name for name, row in FORMATS.items() if not row.has_zero_point])
+def test_a_format_without_zero_points_has_0_in_the_middle(name: str) -> None:
+    assert FORMATS[name].middle == 0 == ELEMENTS["e8m0"].middle
