@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -22,7 +20,7 @@ from quark.errors import ConfigError, DataError, ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
 from quark.torch.export.checkpoint import read_checkpoint
-from quark.torch.files import block_files, quantize_checkpoint, static
+from quark.torch.files import block_files, quantize, quantize_checkpoint, static
 from quark.torch.files.skeleton import read_skeleton
 from quark.torch.language import check_ids, load_model
 from quark.torch.quantization.config.config import QConfig, QLayerConfig
@@ -283,28 +281,20 @@ def test_experts_that_stay_float_stay_stacked(tmp_path: Path) -> None:
     assert torch.equal(made[name], tensors(tmp_path / "source")[name])
 
 
-KILLED = """
-import sys
-from quark.torch import LLMTemplate
-from quark.torch.files import quantize, quantize_checkpoint
-import os, signal
-write = quantize.write_file
-def slow(path, items, made=[0]):
-    made[0] += 1
-    if made[0] == 3:
-        path.write_bytes(b"half a file")
-        os.kill(os.getpid(), signal.SIGKILL)
-    write(path, items)
-quantize.write_file = slow
-quantize_checkpoint(sys.argv[1], sys.argv[2], LLMTemplate.get("llama").get_config("int4_wo_32"))
-"""
-
-
-@pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_a_killed_job_goes_on_where_it_was(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = LLMTemplate.get("llama").get_config("int4_wo_32")
-    run = subprocess.run([sys.executable, "-c", KILLED, str(source), str(tmp_path / "target")], check=False)
-    assert run.returncode == -signal.SIGKILL
+    """Killed for certain: ``tests/test_kills.py``."""
+    config, write, begun = LLMTemplate.get("llama").get_config("int4_wo_32"), quantize.write_file, []
+
+    def third(path: Path, items: Any) -> None:
+        begun.append(path)
+        if len(begun) == 3:
+            path.write_bytes(b"half a file")
+            raise KeyboardInterrupt
+        write(path, items)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(quantize, "write_file", third)
+        quantize_checkpoint(source, tmp_path / "target", config)
     there = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "target").glob("*.safetensors")}
     assert len(there) == 2 and not (tmp_path / "target" / "config.json").exists()
     with pytest.raises(ConfigError, match=r"an unfinished job.*another configuration: "):
