@@ -72,10 +72,10 @@ def test_the_function_stays_and_no_part_is_wide(form: str) -> None:
     assert max(parts) < 10, "normalized behind the Concat, these are 1 and 500"
 
 
-@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A8W8_CPU"])
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A8W8_CPU", "BFP16"])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_small_part_survives(form: str, preset: str) -> None:
-    """SQNR of the layer behind; in one scale for both parts the small one is all zeros: below 8 dB."""
+    """SQNR of the layer behind; in one scale, or in blocks across both parts, the small one is zeros: below 10 dB."""
     proto = _model(form)
     samples = [models.feeds(proto, seed) for seed in range(6)]
     made = ModelQuantizer(QConfig.get_default_config(preset)).quantize_model(proto, None, samples[:4])

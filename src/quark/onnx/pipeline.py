@@ -137,7 +137,7 @@ PREPARE = (
         "FoldBatchNorm",
         "norm_before_concat",
         default=lambda job: job.options.OptimizeModel,
-        allowed=lambda job: job.runs_samples and _integers(job),
+        allowed=lambda job: job.runs_samples,
     ),
     Step(
         "FoldBatchNorm",

@@ -3,8 +3,8 @@
     concat(x₁, x₂, …) · s + t  =  concat(x₁ · s₁ + t₁, x₂ · s₂ + t₂, …)
 
 The parts of a Concat share a scale. Factors s_k that are ``APART`` times as large for one part as for another show that
-the other's values are so many times as large: with one scale of 8 bits the small part would keep three bits less. In
-front of the Concat every part has a scale of its own, and behind it their ranges are alike.
+the other's values are so many times as large: with one scale, or in blocks with one exponent, the small part would keep
+three bits less. In front of the Concat every part has a scale of its own, and behind it their ranges are alike.
 
 The normalization is a BatchNormalization, or a Mul or Div by a constant and the Add or Sub behind it.
 Not handled: a Concat that others read too, parts whose sizes are not known.
