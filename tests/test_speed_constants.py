@@ -123,6 +123,7 @@ ROWS: dict[tuple[str, str], tuple[Work, tuple[int, ...]]] = {
     ("quark/observers/entropy.py", "AT_ONCE"): (ranges("entropy"), (1, 1 << 22)),
     ("quark/observers/mse.py", "SMALL"): (searched, (1, 1 << 22)),
     ("quark/observers/histogram.py", "CHUNK"): (ranges("entropy"), (1 << 10, 1 << 20)),
+    ("quark/observers/histogram.py", "PATIENCE"): (ranges("entropy"), (0, 1, 1 << 30)),
     ("quark/observers/tails.py", "CHUNK"): (sampled, (1 << 10, 1 << 20)),
     ("quark/onnx/qdq/nbits_algorithms.py", "CHUNK"): (matmul, (1, 200, 1 << 22)),
     ("quark/onnx/qdq/small_weights.py", "SMALL"): (small, (0, 1 << 20)),

@@ -10,7 +10,7 @@ import pytest
 
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, DataError
-from quark.observers import entropy, non_overflow
+from quark.observers import entropy, mse, non_overflow
 from quark.observers.histogram import Histogram
 from quark.observers.outlined import Outlined, outlined
 from quark.observers.percentile import search
@@ -146,3 +146,15 @@ def test_equal_bins_of_magnitudes_nest_those_of_the_histogram(largest: float) ->
     assert np.frexp(width)[0] == 0.5 and counts.sum() == np.count_nonzero(values)
     assert statistic.per_octave < counts.size <= 2 * statistic.per_octave and counts[-1] > 0
     assert (counts.size - 1) * width <= np.float32(largest) < counts.size * width
+
+
+@pytest.mark.parametrize("format", ["int2", "int3"])
+def test_scales_of_powers_of_two_go_down_as_far_as_the_error_does(format: str) -> None:
+    """Of every octave five times as many values as of the one above: the best scale is far below that of the range."""
+    rng, grid = np.random.default_rng(2), TensorSpec(format, scale_rule="power_of_two").grid
+    parts = [rng.uniform(2.0 ** -(k + 1), 2.0**-k, 5**k) * rng.choice([-1, 1], 5**k) for k in range(7)]
+    row = np.concatenate(parts).astype(np.float32)
+    scale = float(grid.parameters(*(one[0] for one in mse.search_rows(row[None], grid)))[0])
+    wide, low, high = row.astype(np.float64), grid.format.min, grid.format.max
+    tried = {2.0**k: np.square(wide - 2.0**k * np.clip(np.rint(wide / 2.0**k), low, high)).sum() for k in range(-9, 3)}
+    assert scale == min(tried, key=tried.__getitem__) < float(grid.parameters(wide.min(), wide.max())[0]) / 8

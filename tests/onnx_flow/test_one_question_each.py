@@ -174,7 +174,8 @@ def test_a_factor_other_than_one_is_a_node(factor: float, added: bool) -> None:
 
 
 @pytest.mark.parametrize("shape, axes, expected", [
-    ([2, 3, 4], [1, 2], 12), ([2, 3, 4], None, 24), ([2, 3, 4], [-1], 4), ([2, 0, 4], [1], None), ([2, "n"], [0], 2),
+    ([2, 3, 4], [1, 2], 12), ([2, 3, 4], None, 24), ([2, 3, 4], [-1], 4),
+    ([2, 1, 4], [1], 1), ([2, 0, 4], [1], None), ([2, "n"], [0], 2),
     ([2, "n"], [1], None), (None, [1], None),
 ])  # fmt: skip
 def test_how_many_values_a_mean_is_of(shape: Any, axes: list[int] | None, expected: int | None) -> None:

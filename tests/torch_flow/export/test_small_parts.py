@@ -24,7 +24,7 @@ from quark.errors import ConfigError, ModelError
 from quark.numerics.ggml import GGML
 from quark.numerics.ggml_bytes import BLOCK, SUPER
 from quark.torch.config.type import ScaleType
-from quark.torch.export import checkpoint, extras, left_out, model_files, places, reader_scales, skeleton
+from quark.torch.export import checkpoint, extras, gguf_tensors, left_out, model_files, places, reader_scales, skeleton
 from quark.torch.export import transformers_reads as reads
 from quark.torch.export.gguf_tensors import FileLoss, holds, in_blocks, near_float16, squares
 from quark.torch.export.write_as import config_for
@@ -651,3 +651,13 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
     }
     normed = {name: row.fixed["norm_topk_prob"] for name, row in ARCHITECTURES.items() if "norm_topk_prob" in row.fixed}
     assert normed == {"qwen2_moe": False, "qwen3_moe": True, "olmoe": False}
+
+
+@pytest.mark.parametrize(
+    ("scales", "fixed"), [((1.0,), True), ((1.0, 2.0), True), ((1.0, None), False), ((None,), False)]
+)
+def test_values_stay_on_a_grid_all_of_whose_scales_are_known(
+    scales: tuple[Any, ...], fixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_tensors, "parts", lambda given: [SimpleNamespace(scale=one) for one in given])
+    assert gguf_tensors.is_fixed(scales) is fixed  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ from quark.torch.quantization.config.config import (
     ScaleQuantSpec,
 )
 from quark.torch.quantization.config.config import QTensorConfig as Spec
-from quark.torch.quantization.config.type import Dtype, QSchemeType
+from quark.torch.quantization.config.type import Dtype, QSchemeType, ScaleType
 from quark.torch.quantized_layer import quantized_layers
 
 GROUPS = {"qscheme": QSchemeType.per_group, "ch_axis": -1, "group_size": 32}
@@ -476,3 +476,21 @@ def test_patterns_of_caches_are_those_of_the_configuration_or_those_that_are_giv
     config, export = QConfig(QLayerConfig(weight=Spec(Dtype.bfloat16))), JsonExporterConfig(kv_cache_group=given)
     found = described.described(config, export, nn.Linear(1, 1), SimpleNamespace(), ())  # type: ignore[arg-type]
     assert found["export"]["kv_cache_group"] == (told or given)
+
+
+@pytest.mark.parametrize("format", ["pack-quantized", "int-quantized"])
+@pytest.mark.parametrize("inputs", [None, ScaleType.float32, ScaleType.bfloat16])
+def test_scales_of_weights_have_the_type_of_the_model_where_codes_are_packed_or_inputs_have_it(
+    format: str, inputs: ScaleType | None
+) -> None:
+    weight = Spec(Dtype.int8, qscheme=QSchemeType.per_channel, ch_axis=0, scale_type=ScaleType.bfloat16)
+    activation = None if inputs is None else Spec(Dtype.int8, qscheme=QSchemeType.per_tensor, scale_type=inputs)
+    config = QConfig(QLayerConfig(weight=weight, input_tensors=activation))
+    model = nn.Sequential(nn.Linear(32, 8)).bfloat16()
+    model = ModelQuantizer(config).quantize_model(model, [drawn(4, 32).bfloat16()])
+    ((_, layer),) = quantized_layers(model)
+    arguments = SimpleNamespace(symmetric=True)
+    scheme = SimpleNamespace(weights=arguments, input_activations=arguments)
+    state = compressed_tensors.state_of("0", layer, scheme, SimpleNamespace(value=format))
+    halved = format == "pack-quantized" or inputs is ScaleType.bfloat16
+    assert state["weight_scale"].dtype == (torch.bfloat16 if halved else torch.float32)
