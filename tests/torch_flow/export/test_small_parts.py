@@ -641,13 +641,14 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
         "llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "granitemoe", "ministral", "ministral3", "olmo",
     }  # fmt: skip
     assert named("shifted") == {"gemma", "gemma2", "gemma3_text", "nemotron"}
-    assert named("window") == {"gemma2", "gemma3_text", "gpt_oss", "cohere2", "olmo3"}
+    assert named("window") == {"gemma2", "gemma3_text", "gpt_oss", "cohere2", "olmo3", "modernbert"}
     assert {name: ARCHITECTURES[name].period for name in named("period")} == {
         "gemma2": 2,
         "gemma3_text": 6,
         "gpt_oss": 2,
         "cohere2": 4,
         "olmo3": 4,
+        "modernbert": 3,
     }
     normed = {name: row.fixed["norm_topk_prob"] for name, row in ARCHITECTURES.items() if "norm_topk_prob" in row.fixed}
     assert normed == {"qwen2_moe": False, "qwen3_moe": True, "olmoe": False}
