@@ -148,3 +148,13 @@ def test_commands_refuse_before_the_samples_are_run(
     assert main(["torch", command, *given]) != 0
     told = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "has rows of 80 numbers" in told and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["opt", "prophetnet", "layoutlm", "llama"])
+def test_inputs_of_other_axes_are_told_before(name: str, tmp_path: Path) -> None:
+    """OPT flattens tokens before its feed-forward layers: transformers' scales per token would be shared there."""
+    model = tiny.tiny_model(name, dict(tiny.model_types())[name])
+    model.save_pretrained(tmp_path / "source")
+    config = LLMTemplate.for_model(model).get_config("ptpc_int8")
+    first, last = said(model, config, "compressed-tensors", tmp_path / "source", tmp_path / "out")
+    assert first == last and ("axes" in first) is (name != "llama")

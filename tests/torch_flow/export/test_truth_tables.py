@@ -187,7 +187,7 @@ def test_a_model_is_run_where_axes_of_its_inputs_are_not_known(
 
     monkeypatch.setattr(transformers_reads, "quantized_layers", lambda model: layers.items())
     monkeypatch.setattr(transformers_reads, "parts_of_inputs", lambda layer: layer.own)
-    monkeypatch.setattr(transformers_reads, "example", lambda model: {})
+    monkeypatch.setattr(transformers_reads, "show_axes", lambda model, layers: model())
     monkeypatch.setattr(transformers_reads, "strategy_of", lambda found: "token" if token else "tensor")
     schemes: Any = {name: SimpleNamespace(input_activations=object()) for name in inputs}
     why = transformers_reads.inputs(Runs(), schemes)

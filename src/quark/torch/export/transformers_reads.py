@@ -25,14 +25,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import QuarkError
+from quark.errors import QuarkError, as_a
+from quark.torch.calibration import device_of
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
 from quark.torch.export.model_files import float_dtype, is_untied
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of
 from quark.torch.export.stored import StoredScales
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.quantized_layer import QuantLayer, detach, quantized_layers
-from quark.torch.short_sample import example
+from quark.torch.short_sample import TOKENS, example
 
 METHOD = "compressed-tensors"
 TOKEN_AXES = 3  # batch, tokens, features
@@ -105,8 +106,7 @@ def inputs(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
     layers = {name: layer for name, layer in quantized_layers(model) if name in told}
     per_token = [name for name in layers if strategy_of(told[name]) == "token"]
     if any(not part.axes for name in per_token for part in parts_of_inputs(layers[name])):
-        with suppress(*OTHERS, AttributeError, QuarkError), torch.no_grad():  # a model of tokens shows its axes
-            model(**example(model))
+        show_axes(model, [layers[name] for name in per_token])
     for name in per_token:
         axes = {axes for part in parts_of_inputs(layers[name]) for axes in part.axes} - {TOKEN_AXES}
         if axes:
@@ -119,6 +119,34 @@ def inputs(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
         if ragged and layers[name].in_features % found.group_size:
             return f"it cannot cut the {layers[name].in_features} inputs of {name!r} into groups of {found.group_size}"
     return None
+
+
+def show_axes(model: nn.Module, layers: list[QuantLayer]) -> None:
+    """Let a model of tokens show how many axes the inputs of ``layers`` have, as far as it runs.
+
+    Without values quantizers let tensors pass, for they find no range. Some models look for padding where they are
+    given no mask, others look into the mask: neither can be done then.
+    """
+
+    def note(layer: nn.Module, given: tuple[Any, ...]) -> None:
+        for part in parts_of_inputs(as_a(QuantLayer, layer)):
+            part.axes.update(x.dim() for x in given[:1])
+
+    device = device_of(model)
+    on = [part for part in parts(model) if part.enabled and device.type == "meta"]
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        for part in on:
+            part.enabled = False
+        for mask in ({}, {"attention_mask": torch.ones(TOKENS, dtype=torch.int64, device=device)}):
+            with suppress(*OTHERS, AttributeError, QuarkError), torch.no_grad():
+                model(**example(model), **mask)
+                return
+    finally:
+        for part in on:
+            part.enabled = True
+        for hook in hooks:
+            hook.remove()
 
 
 def strategy_of(found: Any) -> str:
