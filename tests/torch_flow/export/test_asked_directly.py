@@ -191,7 +191,7 @@ def test_the_longest_text_that_llama_cpp_can_take(window: int | None, layers: An
         config.layer_types = layers
     elif layers is not None:
         config.use_sliding_window = layers
-    known: Any = SimpleNamespace(window=row)
+    known: Any = SimpleNamespace(window=row, behind_padding=False)
     assert gguf_architectures.context_of(config, known) == expected
 
 

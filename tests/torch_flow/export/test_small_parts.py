@@ -642,6 +642,7 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
     }  # fmt: skip
     assert named("shifted") == {"gemma", "gemma2", "gemma3_text", "nemotron"}
     assert named("window") == {"gemma2", "gemma3_text", "gpt_oss", "cohere2", "olmo3", "modernbert"}
+    assert (named("around"), named("behind_padding")) == ({"modernbert"}, {"roberta", "xlm-roberta"})
     assert {name: ARCHITECTURES[name].period for name in named("period")} == {
         "gemma2": 2,
         "gemma3_text": 6,
