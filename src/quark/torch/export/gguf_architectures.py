@@ -102,8 +102,8 @@ def check_layers(config: Any, row: Architecture) -> None:
     full = [(number + first) % row.period == 0 for number in layers] if row.period else []
     if row.period and [kind == "full_attention" for kind in kinds] != full:
         raise ModelError(
-            f"layer_types is {kinds}, and in {name!r} llama.cpp lets {'the first' if row.around else 'the last'} of "
-            f"every {row.period} layers see all"
+            f"layer_types is {kinds}, and in {name!r} llama.cpp lets every layer number {row.period} see all"
+            + (", from the first on" if row.around else "")
         )
     rotated = list(getattr(config, "no_rope_layers", None) or [])
     if name == "smollm3" and rotated != [int((number + 1) % 4 != 0) for number in layers]:
