@@ -67,6 +67,8 @@ def test_the_function_stays_and_no_part_is_wide(form: str) -> None:
     feeds = models.feeds(proto)
     models.assert_close(models.run(moved, feeds), models.run(proto, feeds), 1e-5)
     concat = next(node for node in moved.graph.node if node.op_type == "Concat")
+    assert [node.op_type for node in moved.graph.node if set(concat.output) & set(node.input)] == ["Conv"]
+    assert {value.name for value in moved.graph.value_info} >= set(concat.input), "their shapes stay known"
     moved.graph.output.extend(onnx.ValueInfoProto(name=name) for name in concat.input)
     parts = [float(np.abs(part).max()) for part in models.run(moved, feeds)[2:]]
     assert max(parts) < 10, "normalized behind the Concat, these are 1 and 500"
@@ -90,6 +92,90 @@ def test_parts_alike_stay_joined(form: str, wide: float) -> None:
     fired, same, refused = _moved(proto)
     assert fired == 0 and not refused
     assert [node.op_type for node in same.graph.node] == [node.op_type for node in proto.graph.node]
+
+
+#: factors of x and of x again, each of two channels; whether they are told apart, in Mul and in Div
+SIZES = {
+    "at the bound": ([1, 1, 8, 8], True, True),
+    "below it": ([1, 1, 7.9, 7.9], False, False),
+    "large in both": ([1, 100, 100, 100], False, True),
+    "small in both": ([1, 100, 1, 1], True, False),
+    "a part of zeros": ([0, 0, 1, 1], False, False),
+    "all zeros": ([0, 0, 0, 0], False, False),
+    "one zero": ([0, 1, 1, 1], False, False),
+    "one number": ([100], False, False),
+}
+
+
+def _decided(
+    body: str, inputs: str = "float[1, 2, 5, 5] x", **weights: object
+) -> tuple[int, tuple[str, ...], list[str]]:
+    """How many moved, what was told, and which operators read the Concat in the end."""
+    arrays = {name: np.asarray(array) for name, array in weights.items()}
+    fired, made, told = _moved(models.model(f"g ({inputs}) => (float y) {{ {body} }}", arrays, domains={"my": 1}))
+    joined = next(node.output[0] for node in made.graph.node if node.op_type == "Concat")
+    return fired, told, [node.op_type for node in made.graph.node if joined in node.input]
+
+
+@pytest.mark.parametrize("kind", ["Mul", "Div"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_largest_factor_of_each_part_decides(sizes: str, kind: str) -> None:
+    factors, *moves = SIZES[sizes]
+    s = np.float32(factors).reshape(-1, 1, 1)
+    assert _decided(f"j = Concat <axis = 1> (x, x) y = {kind} (j, s)", s=s)[0] == moves[kind == "Div"]
+
+
+S = np.float32([1, 1, 100, 100])
+NORM = dict.fromkeys(("g", "b", "m"), S) | {"v": np.float32([1, 1, 1, 1])}
+FREE = "float[N, 2, 3] free, float[2, 2, 3] known, float[4] line, int32[1, 2, 5, 5] n"
+
+
+@pytest.mark.parametrize(
+    ("body", "weights", "fired", "told"),
+    [
+        ("j = Concat <axis = 1> (x, x) y = Div (s, j)", {"s": S.reshape(4, 1, 1)}, 0, ""),
+        ("j = Concat <axis = 1> (x, x) k = Relu (x) l = Concat <axis = 1> (k, k) y = Mul (j, l)", {}, 0, ""),
+        ("j = Concat <axis = 1> (n, n) y = Mul (j, s)", {"s": np.int32(S).reshape(4, 1, 1)}, 0, ""),
+        ("j = Concat <axis = 1> (x, x) y = BatchNormalization (j, g, b, m, v)", NORM, 1, ""),
+        ("j = Concat <axis = 1> (x, x) y = BatchNormalization <training_mode = 1> (j, g, b, m, v)", NORM, 0, ""),
+        ("j = Concat <axis = 1> (x, x) y = BatchNormalization (j, line, b, m, v)", NORM, 0, ""),
+        ("j = Concat <axis = 0> (line, line) y = Mul (j, s)", {"s": np.repeat(S, 2)}, 1, ""),
+        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": S.reshape(1, 4, 1, 1)}, 1, ""),
+        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": S.reshape(1, 1, 4, 1, 1)}, 0, "the constant"),
+        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.float32([1, 2, 3, 4, 5])}, 0, "the constant"),
+        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.ones((4, 5, 1), np.float32)}, 0, "the constant"),
+        ("j = Concat <axis = 1> (x) y = Mul (j, s)", {"s": S[1:3].reshape(2, 1, 1)}, 0, ""),
+        ("k = my.Op (x) j = Concat <axis = 1> (k, x) y = Mul (j, s)", {"s": S}, 0, "the rank"),
+        ("k = my.Op (x) j = Concat <axis = 1> (x, k) y = Mul (j, s)", {"s": S}, 0, "the rank"),
+        ("k = my.Op (x) j = Concat <axis = 1> (k, k) y = Mul (j, s)", {"s": S}, 0, "the rank"),
+        ("j = Concat <axis = 0> (known, free) y = Mul (j, s)", {"s": S.reshape(4, 1, 1)}, 0, "the size"),
+    ],
+)
+def test_what_constants_and_parts_must_be(body: str, weights: dict[str, np.ndarray], fired: int, told: str) -> None:
+    made, why, _ = _decided(body, f"float[1, 2, 5, 5] x, {FREE}", **weights)
+    assert made == fired and len(why) == bool(told) and told in "".join(why)
+
+
+@pytest.mark.parametrize(
+    ("behind", "t", "reads"),
+    [
+        ("Add (m, t)", [[[0.5]]], "Relu"),
+        ("Add (m, t)", [[[[0.5]]]], "Relu"),
+        ("Sub (t, m)", [[[0.5]]], "Sub"),
+        ("Max (m, t)", [[[0.5]]], "Max"),
+        ("my.Add (m, t)", [[[0.5]]], "Add"),
+        ("Add (m, x1)", [0.5], "Add"),
+        ("Add (m, t)", [[[1], [2], [3], [4], [5]]], "Add"),
+    ],
+)
+def test_only_a_constant_shift_moves_too(behind: str, t: object, reads: str) -> None:
+    body = f"x1 = ReduceMax (x) j = Concat <axis = 1> (x, x) m = Mul (j, s) a = {behind} y = Relu (a)"
+    assert _decided(body, s=S.reshape(4, 1, 1), t=np.float32(t)) == (1, (), [reads])
+
+
+def test_what_is_behind_a_batch_normalization_stays() -> None:
+    body = "j = Concat <axis = 1> (x, x) n = BatchNormalization (j, g, b, m, v) a = Add (n, t) y = Relu (a)"
+    assert _decided(body, t=np.float32(0.5), **NORM) == (1, (), ["Add"])
 
 
 def _text(body: str, shape: str = "1, 8, 5, 5", outputs: str = "float[1, 8, 5, 5] y") -> onnx.ModelProto:

@@ -49,7 +49,7 @@ def run(model: ir.Model) -> PassReport:
         if isinstance(parts, str):
             return parts
         sizes = [size for size in (float(np.abs(part).max()) for part in parts) if size > 0]
-        return reader if len(sizes) > 1 and max(sizes) >= APART * min(sizes) else None
+        return reader if sizes and max(sizes) >= APART * min(sizes) else None
 
     return rewrite_each(
         model,
@@ -66,19 +66,19 @@ def _factors(node: ir.Node, data: ir.Value) -> np.ndarray | None:
         found = None if in_training(node) else parameters_of(node)
         rank = len(data.shape or ())
         return None if found is None or isinstance(found, str) else found[0].reshape(-1, *[1] * (rank - 2))
-    constant = _constant(node, data)
+    constant = _constant(node)
     array = None if constant is None else constant_array(node.inputs[constant])
     if array is None or array.dtype.kind != "f":
         return None
     with np.errstate(divide="ignore"):
-        factors = np.asarray(array, np.float64) if node.op_type == "Mul" else 1 / np.asarray(array, np.float64)
+        factors = np.asarray(array, np.float64) ** (1 if node.op_type == "Mul" else -1)
     return factors if np.isfinite(factors).all() else None
 
 
-def _constant(node: ir.Node, data: ir.Value) -> int | None:
-    """Which of the two operands is a constant beside ``data``; the second one of Div and Sub."""
+def _constant(node: ir.Node) -> int | None:
+    """Which of the two operands is a constant; the second one of Div and Sub."""
     at = next((k for k, value in enumerate(node.inputs) if constant_array(value) is not None), None)
-    return at if at is not None and node.inputs[1 - at] is data and (at or node.op_type in ("Mul", "Add")) else None
+    return at if at or node.op_type in ("Mul", "Add") else None
 
 
 def _parts(concat: ir.Node, constant: np.ndarray) -> list[np.ndarray] | str:
@@ -105,7 +105,7 @@ def _move(concat: ir.Node, reader: ir.Node, model: ir.Model, names: Names) -> No
     _move_one(concat, reader, model, names)
     if shifted is None or shifted.op_type not in ("Add", "Sub") or shifted.domain != "":
         return
-    at = _constant(shifted, concat.outputs[0])
+    at = _constant(shifted)
     array = None if at is None else constant_array(shifted.inputs[at])
     if array is not None and not isinstance(_parts(concat, array), str):
         _move_one(concat, shifted, model, names)
@@ -140,7 +140,7 @@ def _pieces(concat: ir.Node, reader: ir.Node, value: ir.Value | None) -> Sequenc
     array = constant_array(value)
     if array is None:
         raise ValueError(f"{reader.name!r} has an operand that is not constant")
-    rank = len((concat.inputs[0].shape if concat.inputs[0] is not None else None) or ())
+    rank = len(concat.outputs[0].shape or ())
     norm = reader.op_type == "BatchNormalization"
     found = _parts(concat, array.reshape(-1, *[1] * (rank - 2)) if norm else array)
     if isinstance(found, str):
