@@ -260,7 +260,7 @@ def torch_files(scheme: str, algorithm: str | None = None) -> Job:
     return lambda folder: quantize_checkpoint(source, folder / "out", config, samples=samples)
 
 
-def torch_command(*words: str) -> Job:
+def torch_command(name: str, *given: str) -> Job:
     """A command that writes a folder: tensors, what lies beside them, and the card."""
     import tempfile
 
@@ -272,13 +272,15 @@ def torch_command(*words: str) -> Job:
     (source / "tokenizer.json").unlink()
     (source / "LICENSE").write_text("a licence")
     torch.set_num_threads(1)
-    name, *options = words
+    options = list(given)
     if name == "convert":
         assert command(["torch", "quantize-files", str(source), "-o", str(source.parent / "coded"), *SCHEME]) == 0
         source = source.parent / "coded"
     options += SCHEME if name != "convert" and "--gguf-type" not in options else []
     if "--gguf-type" in options:
         vocabulary(source)
+    words = ["torch", name, str(source), *options]
+    assert command([*words, "-o", str(source.parent / "first")]) == 0  # what it imports is there for every child
 
     def job(folder: Path) -> None:
         goal = folder / "out" / "q"
@@ -286,7 +288,7 @@ def torch_command(*words: str) -> Job:
         if is_whole and not (goal / "quark_progress.json").exists():
             return
         (folder / "out").mkdir(exist_ok=True)
-        assert command(["torch", name, str(source), "-o", str(goal), *options]) == 0
+        assert command([*words, "-o", str(goal)]) == 0
 
     return job
 
