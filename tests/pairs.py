@@ -1,4 +1,4 @@
-"""Products of three and more parameters: the quick suite has every pair of values, the slow one all combinations."""
+"""Parameters of tests of which the quick suite has some: every pair of a product, or one of so many."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def pairs(*axes: Iterable[Any]) -> list[Any]:
     shortest = min(map(len, values))
     chosen = [([value for _, value in one], sum(place for place, _ in one) % shortest) for one in product(*values)]
     return [pytest.param(*one, marks=[pytest.mark.slow] * bool(rest)) for one, rest in chosen]
+
+
+def thinned(values: Iterable[Any], of: int) -> list[Any]:
+    """Parameters of a test: one of ``of`` values is quick, the others are slow."""
+    return [pytest.param(value, marks=[pytest.mark.slow] * (place % of > 0)) for place, value in enumerate(values)]

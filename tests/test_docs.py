@@ -62,7 +62,7 @@ def run_console(code: str) -> None:
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Presets tune their weights by a tenth of their steps, and kernels are timed for less long: enough for what pages
     say about the demo's network."""
-    monkeypatch.setitem(tuners._PRESET, "num_iterations", 100)
+    monkeypatch.setitem(tuners._PRESET, "num_iterations", 60)
     monkeypatch.setattr(tuned_speed, "SECONDS", 0.3)
     tuners.preset_tuners.cache_clear()
     yield

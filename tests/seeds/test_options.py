@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.onnx_flow import models
+from tests.pairs import thinned
 from tests.seeds import text
 from tests.seeds.awkward import decibels, half, network, quantized, samples
 from tests.seeds.options import BY_NAME, NBITS, OPTIONS, OVERRIDES, STATED
@@ -117,7 +118,7 @@ ROUGH |= {"RandomDataReaderInputShape": 5.0, "RandomDataReaderInputDataRange": 2
 ROUGH |= {"MatMulNBitsParams": 15.0, "MinMSEModePof2Scale": 15.0, "CalibDataSize": 15.0, "CalibMovingAverage": 15.0}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", thinned(NAMES, 2))
 def test_awkward_shapes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     layer, beside = BASE.get(name, (None, {}))

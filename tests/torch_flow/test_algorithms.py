@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from tests.pairs import pairs
 from torch import nn
 
 from quark.errors import ConfigError, DataError
@@ -138,9 +140,13 @@ def error_of_rounding(layer: str) -> float:
 
 @pytest.mark.usefixtures("few_candidates")
 @pytest.mark.parametrize(
-    "layer", ["int4", "w4a8", *(pytest.param(x, marks=pytest.mark.slow) for x in ("uint4", "channel", "mxfp4"))]
+    ("config", "layer"),
+    [
+        *pairs(UNHARMFUL, ["int4", "w4a8"]),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in product(UNHARMFUL, ["uint4", "channel", "mxfp4"])),
+    ],
+    ids=lambda one: getattr(one, "name", one),
 )
-@pytest.mark.parametrize("config", UNHARMFUL, ids=lambda config: config.name)
 def test_never_worse_than_rounding(config: AlgoConfig, layer: str) -> None:
     """Contract of the registry, on the data of the calibration (blocks are judged one by one, so that their sum may be
     off by a little); frozen weights give the same answers. Whatever draws numbers, or makes a layer that initializes

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.pairs import pairs
+from tests.pairs import pairs, thinned
 from tests.torch_flow.export.networks import llama, logits
 from tests.torch_flow.test_other_programs import entry, nf4, nvfp4, typed
 
@@ -221,7 +221,7 @@ def weights_of(model: torch.nn.Module) -> Tensors:
     return {f"{name}.weight": layer.fake_quantized()._parameters["weight"].detach() for name, layer in layers.items()}  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("kind", CARRIED)
+@pytest.mark.parametrize("kind", thinned(CARRIED, 2))
 def test_every_command_has_the_values(kind: str, tmp_path: Path) -> None:
     """Decoded, loaded, and converted they are those of the maker; a code or a scale that is broken is seen."""
     values = folder_of(*CARRIED[kind], tmp_path / "q")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.pairs import pairs
 from torch import nn
 
 from quark.torch import ModelQuantizer
@@ -184,8 +185,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("where", ["input_tensors", "output_tensors"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "where"), pairs(MODELS, ["input_tensors", "output_tensors"]))
 def test_8_bits_are_near_float(name: str, where: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().eval()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.pairs import thinned
 
 from quark.cli import main
 from quark.files.folder import detour, scratch_beside
@@ -56,7 +57,7 @@ def names_beside(words: list[str], models: Path, folder: Path) -> set[str]:
     return {name for name in seen if name.startswith(".")} | {".q.float", ".q.quark"}
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", thinned(JOBS, 2))
 def test_what_is_there_under_a_hidden_name_stays(
     job: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

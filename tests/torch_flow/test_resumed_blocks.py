@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.pairs import thinned
 from tests.torch_flow.test_files import HEADS, llama
 from tests.torch_flow.test_tuned_files import SAMPLES, config
 from torch import nn
@@ -67,7 +68,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("name", thinned(WORK, 2))
 def test_what_is_done_is_not_run_again(
     name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.pairs import thinned
 from torch import nn
 
 from quark.errors import ModelError
@@ -65,7 +66,9 @@ def quantize(algorithms: list[AlgoConfig]) -> nn.Module:
 
 
 @pytest.mark.usefixtures("few_candidates")
-@pytest.mark.parametrize("algorithms", SINGLE + TOGETHER, ids=lambda many: "+".join(one.name for one in many))
+@pytest.mark.parametrize(
+    "algorithms", [*SINGLE, *thinned(TOGETHER, 3)], ids=lambda many: "+".join(one.name for one in many)
+)
 def test_files_hold_what_was_evaluated(algorithms: list[AlgoConfig], tmp_path: Path) -> None:
     model = quantize(algorithms)
     export_safetensors(model, tmp_path / "out")

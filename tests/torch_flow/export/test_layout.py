@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.pairs import thinned
 from tests.torch_flow.export.schemes import Weight, every
 
 from quark.torch.config.model import QLayerConfig
@@ -59,7 +60,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.numpy(force=True).tobytes() == b.numpy(force=True).tobytes()
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", thinned(SCHEMES, 2))
 def test_values_come_back_bit_for_bit(name: str) -> None:
     for x in (MATRIX, MATRIX.bfloat16(), KERNEL):
         quantizer = quantizer_for(SCHEMES[name], x)
