@@ -278,3 +278,42 @@ def test_islands_grow_from_the_layer_that_loses_most_and_their_name_says_so() ->
     assert most == [1, 2, 4]  # eight of eight would be the float model
     assert [len(one.layers) for one in layers_apart(best, [f"l{k}" for k in range(9)], "float", most=1.0)][-1] == 8
     assert wider("A8W8_PER_CHANNEL") == "A16W8_PER_CHANNEL" and wider("XINT8") is None
+
+
+NO = "UINT8_DYNAMIC_QUANT"  # no ranges, no scales known beforehand
+ONLY = {name: {"operators": frozenset([name])} for name in ("Conv", "ConvTranspose", "MatMul", "Relu")}
+#: recipe -> presets and facts with which it applies, and those with which it does not; facts differ from EVERYTHING
+WHEN: dict[str, tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str, Any]]]]] = {
+    "own timings": ([("A8W8", {})], [("A8W8", {"slow": False}), (NO, {})]),
+    "float decoding": ([("A8W8", {})], [("A8W8", {"proposals": EVERYTHING.proposals[1:]}), (NO, {})]),
+    "sigmoid": ([("A8W8", {})], [("A8W8", {"proposals": EVERYTHING.proposals[:1]}), (NO, {})]),
+    "float outputs": ([("A8W8", {})], [("A8W8", {"npu": False}), ("BF16", {}), (NO, {})]),
+    "measured Softmax": ([("A8W8", {})], [("A8W8", ONLY["Conv"]), ("BF16", {}), (NO, {})]),
+    "per channel": ([("A8W8", {}), ("XINT8", {"npu": False})], [("XINT8", {}), ("A8W8_PER_CHANNEL", {})]),
+    "channel equalization": ([("A8W8", ONLY["ConvTranspose"]), ("A8W8", ONLY["Conv"])], [("A8W8", ONLY["MatMul"])]),
+    "32-bit biases": ([("XINT8", ONLY["Conv"])], [("A8W8", {}), ("XINT8", ONLY["MatMul"])]),
+    "cross-layer equalization": ([("A8W8", ONLY["Conv"])], [("A8W8", ONLY["ConvTranspose"])]),
+    "SmoothQuant": ([("A8W8", ONLY["MatMul"])], [("A8W8", ONLY["Conv"])]),
+    "calibration search": ([("A8W8", {})], [("BF16", {}), (NO, {})]),
+    "bias correction": ([("A8W8", ONLY["MatMul"]), ("A8W8", ONLY["Conv"])], [("A8W8", ONLY["Relu"]), (NO, {})]),
+    "bias correction with gain": ([("A8W8", ONLY["Conv"])], [("A8W8", ONLY["MatMul"]), (NO, {})]),
+    "AWQ": ([("MATMUL_NBITS", {})], [("A8W8", {}), ("MATMUL_NBITS", ONLY["Conv"])]),
+    "GPTQ": ([("A8W8", ONLY["MatMul"])], [("A8W8", ONLY["Conv"]), (NO, {})]),
+    "AdaRound": ([("A8W8", ONLY["MatMul"]), ("A8W8", ONLY["Conv"])], [("A8W8", ONLY["Relu"]), ("BF16", {}), (NO, {})]),
+    "AdaQuant": ([("BF16", ONLY["MatMul"]), ("A8W8", ONLY["Conv"])], [("A8W8", ONLY["Relu"]), (NO, {})]),
+    "16-bit activations": ([("A8W8", {}), ("A8W8_PER_CHANNEL", {})], [("XINT8", {}), ("A8W8", {"npu": False})]),
+}
+
+
+@pytest.mark.parametrize("name", WHEN)
+def test_a_recipe_applies_under_every_one_of_its_conditions(name: str) -> None:
+    (row,) = (recipe for recipe in RECIPES if recipe.name == name)
+    for cases, applies in zip(WHEN[name], (True, False), strict=True):
+        for preset, facts in cases:
+            assert row.applies(replace(EVERYTHING, **facts), Choice(preset)) is applies, (preset, facts)
+
+
+def test_every_recipe_has_its_conditions_tested() -> None:
+    assert {recipe.name for recipe in RECIPES} - set(WHEN) == {"float32 scales", "own scales in Concat"}  # above
+    (own,) = (recipe for recipe in RECIPES if recipe.name == "own timings")
+    assert not own.applies(EVERYTHING, Choice("A8W8", {"TunedFloat": ["a"]}))
