@@ -16,7 +16,19 @@ from tests.onnx_flow import models
 from quark.config.presets import PRESETS
 from quark.errors import ConfigError
 from quark.onnx import Config
-from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Climb, Situation, layers_apart, wider
+from quark.onnx.recipes import (
+    GOOD,
+    RECIPES,
+    Attempt,
+    Choice,
+    Climb,
+    Recipe,
+    Situation,
+    _option,
+    _ordered,
+    layers_apart,
+    wider,
+)
 from quark.onnx.trial_files import quantized
 from quark.onnx.trials import PURPOSES
 from quark.report.verdict import Judged
@@ -276,6 +288,7 @@ def test_islands_grow_from_the_layer_that_loses_most_and_their_name_says_so() ->
     assert found[1].config().layers == {"l0": None, "l1": None}
     most = [len(one.layers) for one in layers_apart(best, [f"l{k}" for k in range(8)], "float", most=1.0)]
     assert most == [1, 2, 4]  # eight of eight would be the float model
+    assert len(list(layers_apart(best, ["a", "b", "c"], "float"))) == 2  # half of three, rounded up
     assert [len(one.layers) for one in layers_apart(best, [f"l{k}" for k in range(9)], "float", most=1.0)][-1] == 8
     assert wider("A8W8_PER_CHANNEL") == "A16W8_PER_CHANNEL" and wider("XINT8") is None
 
@@ -317,3 +330,76 @@ def test_every_recipe_has_its_conditions_tested() -> None:
     assert {recipe.name for recipe in RECIPES} - set(WHEN) == {"float32 scales", "own scales in Concat"}  # above
     (own,) = (recipe for recipe in RECIPES if recipe.name == "own timings")
     assert not own.applies(EVERYTHING, Choice("A8W8", {"TunedFloat": ["a"]}))
+
+
+def _row(name: str, **facts: Any) -> Recipe:
+    return Recipe(name, name, lambda situation, choice: name != "unfit", _option(name, True), **facts)
+
+
+def test_an_algorithm_takes_the_place_of_its_like() -> None:
+    rows = {recipe.name: recipe for recipe in RECIPES}
+    changed = rows["GPTQ"].change(Choice("A8W8", algorithms=("adaround:num_iterations=9", "cle")))
+    assert changed.algorithms == ("cle", "gptq")
+    changed = rows["bias correction with gain"].change(Choice("A8W8", algorithms=("bias_correction", "cle")))
+    assert changed.algorithms == ("cle", "bias_correction:gain=true")
+    paces = [Choice("A8W8", options, ("gptq",)).pace for options in ({}, {"TuneSpeed": True})]
+    assert paces == ["trial gptq", "trial timed gptq"]
+
+
+def test_attempts_rank_by_level_answers_in_hundredths_and_decibels() -> None:
+    ranks = [Attempt(Choice("A8W8"), one).rank for one in (None, Judged("y", 1, SHARE, 0.914, 5.0))]
+    assert ranks == [(-1, 0.0, 0.0), (1, 0.91, 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "better"),
+    [((0.005, 5.0), (0.0, 9.0), False), ((0.0, 9.0), (0.005, 8.0), True), ((0.5, 0.1), (0.5, 0.0), False)],
+)
+def test_what_lies_on_the_bound_is_not_clear(
+    ours: tuple[float, float], theirs: tuple[float, float], better: bool
+) -> None:
+    one, other = (Attempt(Choice("A8W8"), Judged("y", 1, SHARE, *numbers)) for numbers in (ours, theirs))
+    assert one.beats(other) is better
+
+
+def test_attempts_begin_where_they_end_in_time_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def measure(choice: Choice) -> Judged:
+        now[0] += 44.0
+        return judged(30.0, GOOD)
+
+    def climb(end: float) -> Climb:
+        now[0] = 0.0
+        return Climb(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, slowest=11.0, end=end)
+
+    monkeypatch.setattr("quark.onnx.recipes.time.perf_counter", lambda: now[0])
+    for slow, end, tried, slowest in ((False, 10.0, 0, 11.0), (False, 11.0, 1, 44.0), (True, 44.0, 1, 11.0)):
+        made = climb(end)
+        made.over([_row("a", slow=slow)])
+        assert (made.tried, made.slowest) == (tried, slowest)
+    for end, tried in ((10.0, 0), (11.0, 1)):
+        made, good = climb(end), Attempt(Choice("A16W8"), judged(30.0, GOOD), ("a", "b"))
+        assert (made._alone(_row("b"), good) == good) is (tried == 0) and made.tried == tried
+
+
+def test_time_is_kept_for_a_last_row_that_applies() -> None:
+    climb = Climb(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, lambda choice: None, slowest=5.0)
+    quick, last, unfit = _row("a"), _row("b", last=True), _row("unfit", last=True)
+    kept = [climb._kept(rows, row) for rows, row in (([quick, last], quick), ([quick, last], last))]
+    assert kept == [5.0, 0.0] and climb._kept([quick, unfit], quick) == 0.0
+
+
+@pytest.mark.parametrize(("count", "first"), [(3, "cb"), (4, "dc")])
+def test_the_better_half_is_tried_in_front_of_the_slow_ones(count: int, first: str) -> None:
+    base, asked = Choice("A8W8", {"same": True}), list[Sequence[Choice]]()
+
+    def probe(choices: Sequence[Choice]) -> list[tuple[float, ...] | None]:
+        asked.append(choices)
+        return [(float(number),) for number in range(len(choices))]  # the later, the better
+
+    quick = [_row(name) for name in "abcd"[:count]]
+    found = _ordered([*quick, _row("slow", slow=True), _row("unfit"), _row("same")], base, EVERYTHING, probe)
+    rest = [row.name for row in quick if row.name not in first]
+    assert [row.name for row in found] == [*first, "slow", *rest, "unfit", "same"]
+    assert asked == [[base, *(row.change(base) for row in quick)]]
