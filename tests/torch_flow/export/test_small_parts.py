@@ -27,6 +27,7 @@ from quark.torch.config.type import ScaleType
 from quark.torch.export import checkpoint, extras, gguf_tensors, left_out, model_files, places, reader_scales, skeleton
 from quark.torch.export import transformers_reads as reads
 from quark.torch.export.gguf_tensors import FileLoss, holds, in_blocks, near_float16, squares
+from quark.torch.export.stored import StoredTensor
 from quark.torch.export.write_as import config_for
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
@@ -98,6 +99,20 @@ def test_how_far_a_cast_moves_scales() -> None:
     assert reader_scales.moved(scale[:0], torch.float16) == 0.0
     assert reader_scales.in_type_of_model(scale, torch.float16) is scale
     assert reader_scales.in_type_of_model(scale[:1], torch.float16).dtype is torch.float16
+    assert reader_scales.moved(4 * scale, torch.float16) == reader_scales.moved(scale, torch.float16), "a ratio"
+
+
+def test_of_what_is_stored_only_scales_are_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that moves most counts, wherever it comes; other stored tensors move further here."""
+    layers = []
+    for away in (2.0**-12, 2.0**-11, 0.0):
+        stored = StoredTensor.__new__(StoredTensor)
+        nn.Module.__init__(stored)
+        stored.register_buffer("scale", torch.tensor([1 + away]))
+        stored.register_buffer("zero_point", torch.tensor([1e-9]))
+        layers.append(("", SimpleNamespace(weight_quantizer=stored)))
+    monkeypatch.setattr(reader_scales, "quantized_layers", lambda model: layers)
+    assert reader_scales.worst_cast(nn.Linear(1, 1).half()) == pytest.approx(2.0**-11, rel=1e-3)
 
 
 @pytest.mark.parametrize(
