@@ -155,3 +155,14 @@ def test_small_scales_of_a_row_are_a_bfloat16_off():
     eighths = ((found / factor).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) / 8).astype(ml_dtypes.float8_e4m3fn)
     off = np.abs(eighths.astype(np.float32) * (factor * 8) / found - 1)
     assert 0 < off.max() < 2**-8 and (np.abs(found / x - 1) < 1 / 15).all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 0), (0,), (2, 3)])
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_scales_keep_their_shape(rule: str, shape: tuple[int, ...]) -> None:
+    assert tuple(SCALE_RULES[rule].snap(np.full(shape, 0.5, np.float32)).shape) == shape
+
+
+def test_the_smallest_shared_exponent_is_the_smallest_scale() -> None:
+    for rule in ("e8m0", "e8m0_even"):
+        assert SCALE_RULES[rule].snap(np.float32([1e-40, 2.0**-127])).tolist() == [2.0**-127] * 2

@@ -678,3 +678,40 @@ def test_values_stay_on_a_grid_all_of_whose_scales_are_known(
 ) -> None:
     monkeypatch.setattr(gguf_tensors, "parts", lambda given: [SimpleNamespace(scale=one) for one in given])
     assert gguf_tensors.is_fixed(scales) is fixed  # type: ignore[arg-type]
+
+
+def _inputs(strategy: str, bits: int, scales: str | None, size: int = 32) -> Any:
+    found = SimpleNamespace(strategy=strategy, num_bits=bits, scale_dtype=scales, group_size=size)
+    return SimpleNamespace(input_activations=found)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "told"),
+    [
+        (_inputs("tensor_group", 4, "fp8"), True),
+        (_inputs("group", 8, "uint8"), True),
+        (_inputs("group", 4, "uint8"), False),
+        (_inputs("group", 8, None), False),
+        (SimpleNamespace(input_activations=None), False),
+    ],
+)
+def test_blocks_of_inputs_that_transformers_rounds_otherwise(scheme: Any, told: bool) -> None:
+    assert (reads.input_blocks({"a": scheme}) is not None) is told
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "scheme", "told"),
+    [
+        ("a", 48, _inputs("group", 8, None), True),
+        ("a", 64, _inputs("group", 8, None), False),
+        ("a", 48, _inputs("group", 8, "uint8"), False),
+        ("a", 48, _inputs("channel", 8, None), False),
+        ("elsewhere", 48, _inputs("group", 8, None), False),
+    ],
+)
+def test_groups_of_inputs_that_transformers_cannot_cut(
+    name: str, size: int, scheme: Any, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [("a", SimpleNamespace(in_features=size))]
+    monkeypatch.setattr(reads, "quantized_layers", lambda model: layers)
+    assert (reads.inputs(nn.Identity(), {name: scheme}) is not None) is told
