@@ -27,7 +27,7 @@ from quark.torch.config.type import ScaleType
 from quark.torch.export import checkpoint, extras, gguf_tensors, left_out, model_files, places, reader_scales, skeleton
 from quark.torch.export import transformers_reads as reads
 from quark.torch.export.gguf_tensors import FileLoss, holds, in_blocks, near_float16, squares
-from quark.torch.export.stored import StoredTensor
+from quark.torch.export.stored import StoredScales, StoredTensor
 from quark.torch.export.write_as import config_for
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
@@ -715,3 +715,23 @@ def test_groups_of_inputs_that_transformers_cannot_cut(
     layers = [("a", SimpleNamespace(in_features=size))]
     monkeypatch.setattr(reads, "quantized_layers", lambda model: layers)
     assert (reads.inputs(nn.Identity(), {name: scheme}) is not None) is told
+
+
+def test_the_parts_of_inputs_are_those_of_what_a_reload_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = StoredScales.__new__(StoredScales)
+    nn.Module.__init__(stored)
+    monkeypatch.setattr(StoredScales, "settled", lambda self: "settled")
+    monkeypatch.setattr(reads, "parts", lambda quantizer: iter([quantizer]))
+    for quantizer, found in ((None, []), ("own", ["own"]), (stored, ["settled"])):
+        pairs = [("weight", "other"), ("input_tensors", quantizer)]
+        assert reads.parts_of_inputs(SimpleNamespace(quantizers=lambda: pairs)) == found  # type: ignore[arg-type]  # noqa: B023
+
+
+@pytest.mark.parametrize(("methods", "replaced"), [((reads.METHOD,), True), (("other",), False), (None, False)])
+def test_experts_are_replaced_where_transformers_says_so(
+    methods: tuple[str, ...] | None, replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = pytest.importorskip("transformers.quantizers.base")
+    lists = {} if methods is None else {"Experts": {"quantization_methods": methods}}
+    monkeypatch.setattr(base, "MODULES_TO_PATCH_FOR_QUANTIZATION", lists)
+    assert reads.is_replaced(SimpleNamespace(fused_class=type("Experts", (), {}))) is replaced  # type: ignore[arg-type]
