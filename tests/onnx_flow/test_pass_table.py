@@ -6,6 +6,7 @@ leaves a valid model; finds nothing the second time; reports each refusal as a s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -131,6 +132,53 @@ def test_contract(row: Pass) -> None:
             models.assert_close(models.run(result, models.feeds(proto)), expected_of(case), TOLERANCE)
         fired += report.fired
     assert fired or row.name in ON_REQUEST, f"no model makes {row.name} fire: add one to pass_models.TRIGGERS"
+
+
+def split(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model, whose outputs are made in a branch of an If, which reads what is made outside."""
+    made, read = onnx.ModelProto(), {name for node in proto.graph.node for name in node.input}
+    made.CopyFrom(proto)
+    ends = {value.name: value for value in proto.graph.output}
+    last = [node for node in proto.graph.node if set(node.output) <= ends.keys() - read]
+    for node in last:
+        made.graph.node.remove(node)
+    names = [name for node in last for name in node.output]
+    then, other = (onnx.helper.make_graph(last, b, [], [ends[name] for name in names]) for b in ("then", "otherwise"))
+    del other.node[:]
+    for value, inner in zip(other.output, then.output, strict=True):
+        kind = value.type.tensor_type
+        size = [dim.dim_value or 1 for dim in kind.shape.dim]
+        zeros = onnx.helper.make_tensor("", kind.elem_type, size, [0] * math.prod(size))
+        value.name = f"other_{value.name}"
+        other.node.append(onnx.helper.make_node("Constant", [], [value.name], value=zeros))
+        inner.name = f"inner_{inner.name}"
+    for node in then.node:
+        node.output[:] = [f"inner_{name}" for name in node.output]
+    made.graph.node.append(
+        onnx.helper.make_node("If", ["a_choice"], names, "choice", then_branch=then, else_branch=other)
+    )
+    made.graph.input.append(onnx.helper.make_tensor_value_info("a_choice", onnx.TensorProto.BOOL, []))
+    return made
+
+
+@cache
+def apart() -> dict[str, tuple[onnx.ModelProto, dict[str, np.ndarray]]]:
+    """Models whose last layers stand in bodies, with a sample."""
+    feeds = {"a_choice": np.array(True)}
+    found = {case: (split(model_of(case)), {**models.feeds(model_of(case)), **feeds}) for case in pass_models.TRIGGERS}
+    return {case: one for case, one in found.items() if one[0].graph.node[-1].output}
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if not row.changes], ids=lambda row: row.name)
+def test_patterns_end_where_a_body_begins(row: Pass) -> None:
+    """What a body reads from outside is no chain: its outputs are made in it."""
+    for case, (proto, feed) in apart().items():
+        model = loaded(row, proto)
+        if apply(model, row, arguments_of(row, proto)).fired:
+            result = to_proto(model)
+            onnx.checker.check_model(result, full_check=True)
+            same_interface(result, proto, case)
+            models.assert_close(models.run(result, feed), expected_of(case), TOLERANCE)
 
 
 def same_interface(result: onnx.ModelProto, proto: onnx.ModelProto, case: str) -> None:

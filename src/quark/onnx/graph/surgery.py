@@ -348,6 +348,11 @@ def sole_consumer(value: ir.Value) -> ir.Node | None:
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
+def ends_body(node: ir.Node, before: ir.Node) -> bool:
+    """Whether ``node`` makes an output of a body that ``before`` stands outside of, which has to make it itself."""
+    return node.graph is not before.graph and any(value.is_graph_output() for value in node.outputs)
+
+
 def take_over(kept: ir.Value, dropped: ir.Value) -> None:
     """``kept`` takes the readers, the place among the graph outputs, the name, type and shape of ``dropped``.
 

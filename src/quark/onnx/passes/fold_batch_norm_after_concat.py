@@ -19,6 +19,7 @@ from quark.onnx.graph.surgery import (
     Names,
     constant_array,
     drop_if_unused,
+    ends_body,
     int_attribute,
     nodes_of,
     sole_consumer,
@@ -55,6 +56,8 @@ def why_not(norm: ir.Node, concat: ir.Node) -> tuple[np.ndarray, np.ndarray] | s
         return "the Concat before it does not join channels"
     if in_training(norm) or sole_consumer(joined) is not norm:
         return "it is in training form, or the result of the Concat is read by others too"
+    if ends_body(norm, concat):
+        return "it makes an output of a body"
     if len(set(concat.inputs)) < len(concat.inputs):
         return "a branch is joined twice"
     for value in concat.inputs:

@@ -75,6 +75,9 @@ def _find(node: ir.Node) -> _Cell | None:
     known = [one for one in places if one is not None]
     if found is None or len(known) != len(_GATES) or len({(source, width) for source, _, width in known}) != 1:
         return None
+    maker = found["next"].producer()
+    if maker is None or maker.graph is not node.graph:  # a body makes the output and reads the rest from outside
+        return None
     source, _, width = known[0]
     begins, gates = [begin for _, begin, _ in known], [found[gate] for gate in _GATES]
     alone = {use.node for use in source.uses()} == {gate.producer() for gate in gates} and not source.is_graph_output()

@@ -7,7 +7,7 @@ the other's values are so many times as large: with one scale, or in blocks with
 three bits less. In front of the Concat every part has a scale of its own, and behind it their ranges are alike.
 
 The normalization is a BatchNormalization, or a Mul or Div by a constant and the Add or Sub behind it.
-Not handled: a Concat that others read too, parts whose sizes are not known.
+Not handled: a Concat that others read too, or outside of a body whose output is made; parts whose sizes are not known.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from quark.onnx.graph.surgery import (
     add_initializer,
     constant_array,
     drop_if_unused,
+    ends_body,
     int_attribute,
     nodes_of,
     sole_consumer,
@@ -42,6 +43,8 @@ def run(model: ir.Model) -> PassReport:
         reader = sole_consumer(concat.outputs[0])
         if reader is None or reader.op_type not in ("Mul", "Div", "BatchNormalization") or reader.domain != "":
             return None
+        if ends_body(reader, concat):
+            return "it makes an output of a body"
         factors = _factors(reader, concat.outputs[0])
         if factors is None:
             return None
@@ -103,7 +106,7 @@ def _parts(concat: ir.Node, constant: np.ndarray) -> list[np.ndarray] | str:
 def _move(concat: ir.Node, reader: ir.Node, model: ir.Model, names: Names) -> None:
     shifted = sole_consumer(reader.outputs[0]) if reader.op_type != "BatchNormalization" else None
     _move_one(concat, reader, model, names)
-    if shifted is None or shifted.op_type not in ("Add", "Sub") or shifted.domain != "":
+    if shifted is None or shifted.op_type not in ("Add", "Sub") or shifted.domain != "" or ends_body(shifted, concat):
         return
     at = _constant(shifted)
     array = None if at is None else constant_array(shifted.inputs[at])
