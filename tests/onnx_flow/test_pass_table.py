@@ -169,7 +169,7 @@ def apart() -> dict[str, tuple[onnx.ModelProto, dict[str, np.ndarray]]]:
     return {case: one for case, one in found.items() if one[0].graph.node[-1].output}
 
 
-@pytest.mark.parametrize("row", [row for row in TABLE if not row.changes], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_patterns_end_where_a_body_begins(row: Pass) -> None:
     """What a body reads from outside is no chain: its outputs are made in it."""
     for case, (proto, feed) in apart().items():
@@ -178,7 +178,8 @@ def test_patterns_end_where_a_body_begins(row: Pass) -> None:
             result = to_proto(model)
             onnx.checker.check_model(result, full_check=True)
             same_interface(result, proto, case)
-            models.assert_close(models.run(result, feed), expected_of(case), TOLERANCE)
+            if not row.changes:
+                models.assert_close(models.run(result, feed), expected_of(case), TOLERANCE)
 
 
 def same_interface(result: onnx.ModelProto, proto: onnx.ModelProto, case: str) -> None:
