@@ -129,8 +129,8 @@ def show_axes(model: nn.Module, layers: list[QuantLayer]) -> None:
     """
 
     def note(layer: nn.Module, given: tuple[Any, ...]) -> None:
-        for part in parts_of_inputs(as_a(QuantLayer, layer)):
-            part.axes.update(x.dim() for x in given[:1])
+        for part in parts_of_inputs(as_a(QuantLayer, layer)) if given else ():
+            part.axes.add(given[0].dim())
 
     device = device_of(model)
     on = [part for part in parts(model) if part.enabled and device.type == "meta"]

@@ -1,0 +1,201 @@
+"""What transformers would read wrongly: each question with a model that answers yes, and neighbours that do not."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.torch_flow.export.networks import Mixed
+from torch import nn
+
+from quark.torch import ModelQuantizer
+from quark.torch.experts import UnfusedExperts
+from quark.torch.export import transformers_reads as reads
+from quark.torch.export.api import export_safetensors, import_model_from_safetensors
+from quark.torch.quantization.config.config import FP8E4M3PerChannelSpec, Int8PerTensorSpec, QConfig, QLayerConfig
+from quark.torch.quantized_layer import quantized_layers
+
+pytest.importorskip("transformers")
+
+
+# ---- how many axes inputs have ---------------------------------------------------------------------------------------
+
+
+class Tokens(nn.Module):
+    """A model of tokens that may ask for a mask, or for none."""
+
+    def __init__(self, wants: bool | None) -> None:
+        super().__init__()
+        self.words, self.fc, self.wants = nn.Embedding(8, 4), nn.Linear(4, 4), wants
+        self.masks: list[Any] = []
+        self.on: list[bool] = []
+        self.config = SimpleNamespace()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        self.masks.append(attention_mask)
+        if self.wants is not None and (attention_mask is not None) is not self.wants:
+            raise ValueError("a mask is missing, or too much")
+        self.on += [part.enabled for part in reads.parts_of_inputs(self.fc)]
+        return self.fc(self.words(input_ids))
+
+
+def per_token(model: nn.Module) -> Any:
+    specs = FP8E4M3PerChannelSpec(0), FP8E4M3PerChannelSpec(1, is_dynamic=True)
+    weight, inputs = (spec.to_quantization_spec() for spec in specs)
+    return ModelQuantizer(QConfig(QLayerConfig(weight=weight, input_tensors=inputs))).quantize_model(model)
+
+
+@pytest.mark.parametrize("wants", [None, False, True])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_model_shows_how_many_axes_its_inputs_have(wants: bool | None, device: str, enabled: bool) -> None:
+    """Every place of a given mask counts; quantizers rest where there are no values, and are as they were behind it."""
+    model = per_token(Tokens(wants)).to(device)
+    (part,) = reads.parts_of_inputs(model.fc)
+    part.enabled = enabled
+    part.axes.clear()
+    reads.show_axes(model, [model.fc])
+    assert part.axes == {3} and part.enabled is enabled and not model.fc._forward_pre_hooks
+    assert [mask is not None for mask in model.masks] == [False, True][: 1 + (wants is True)]
+    assert model.on == [enabled and device == "cpu"]
+    if wants and device == "cpu":
+        assert model.masks[-1].tolist() == torch.ones(2, 16).tolist()
+
+
+def test_the_inputs_of_a_layer_have_their_stages_before_and_after_a_file(tmp_path: Any) -> None:
+    spec = Int8PerTensorSpec().to_quantization_spec()
+    config = QConfig(QLayerConfig(weight=spec, input_tensors=spec), exclude=["out"])
+    model = ModelQuantizer(config).quantize_model(Mixed(), [torch.zeros(1, 16, dtype=torch.int64)])
+    export_safetensors(model, tmp_path / "m")
+    again = import_model_from_safetensors(Mixed(), tmp_path / "m")
+    for one in (dict(quantized_layers(model)), dict(quantized_layers(again))):
+        (part,) = reads.parts_of_inputs(one["fc"])
+        assert part.stage.spec == spec.to_stage().spec and part.scale is not None
+        one["fc"].input_quantizer = None
+        assert reads.parts_of_inputs(one["fc"]) == []
+
+
+INPUTS = {
+    "nothing": (None, None),
+    "NVFP4": (("tensor_group", 4, torch.float8_e4m3fn), "input_blocks"),
+    "MXFP8": (("group", 8, torch.uint8), "input_blocks"),
+    "MXFP4": (("group", 4, torch.uint8), None),
+    "int8 in groups that fit": (("group", 8, None), None),
+    "FP8": (("tensor", 8, None), None),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_which_scales_of_inputs_it_rounds_otherwise(name: str) -> None:
+    told, where = INPUTS[name]
+    found = told and SimpleNamespace(strategy=told[0], num_bits=told[1], scale_dtype=told[2])
+    schemes: Any = {"a": SimpleNamespace(input_activations=None), "b": SimpleNamespace(input_activations=found)}
+    assert (reads.input_blocks(schemes) is not None) is (where is not None)
+    assert where is None or "'b'" in str(reads.input_blocks(schemes))
+
+
+@pytest.mark.parametrize("strategy", ["group", "tensor"])
+@pytest.mark.parametrize("scale_dtype", [None, torch.uint8])
+@pytest.mark.parametrize("name", ["fc", "gone"])
+@pytest.mark.parametrize("size", [4, 5])
+def test_which_inputs_it_cannot_cut(strategy: str, scale_dtype: Any, name: str, size: int) -> None:
+    model = per_token(nn.Sequential(OrderedDict(fc=nn.Linear(8, 4))))
+    found = SimpleNamespace(strategy=strategy, scale_dtype=scale_dtype, group_size=size)
+    told = reads.inputs(model, {name: SimpleNamespace(input_activations=found)})
+    ragged = strategy == "group" and scale_dtype is None and name == "fc" and size == 5
+    assert (told == "it cannot cut the 8 inputs of 'fc' into groups of 5") is ragged is (told is not None)
+
+
+# ---- experts ---------------------------------------------------------------------------------------------------------
+
+
+def scheme(weights: str = "int4") -> Any:
+    return SimpleNamespace(weights=weights, input_activations=None)
+
+
+STACKED = {
+    "alike": (["experts.a", "experts.b", "other"], {}, None),
+    "one expert is float": (["experts.a", "other"], {}, "'experts.b'"),
+    "another layer has its own": (["experts.a", "experts.b", "other"], {"other": "int8"}, "'other'"),
+    "an expert has its own": (["experts.a", "experts.b"], {"experts.b": "int8"}, "'experts.b'"),
+    "others stay in one tensor": (["experts.a", "experts.b", "stack"], {"stack": None}, "'stack'"),
+    "no expert is quantized": (["other"], {}, None),
+}
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_stacked_experts_have_one_scheme_with_all_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, own, told = STACKED[name]
+    model = nn.Module()
+    model.experts, model.other = (
+        nn.ModuleDict({"a": nn.Linear(1, 1), "b": nn.Linear(1, 1), "act": nn.ReLU()}),
+        nn.ReLU(),
+    )
+    if "stack" in own:
+        model.stack = nn.Bilinear(1, 1, 1)
+    monkeypatch.setattr(reads, "UnfusedExperts", nn.ModuleDict)
+    monkeypatch.setattr(reads, "is_replaced", lambda module: False)
+    monkeypatch.setattr(reads, "is_listed", lambda path, module, names: True)
+    monkeypatch.setattr(reads, "is_fused", lambda module: isinstance(module, nn.Bilinear))
+    schemes = {layer: scheme(own.get(layer, "int4")) for layer in named if layer != "stack"}
+    found = reads.experts(model, schemes, None)  # type: ignore[arg-type]
+    assert found is None if told is None else f"and {told} has another one than 'experts.a', or none" in str(found)
+
+
+def unfused(name: str) -> Any:
+    module = UnfusedExperts.__new__(type("Own", (UnfusedExperts,), {"fused_class": type(name, (), {})}))
+    nn.Module.__init__(module)
+    return module
+
+
+@pytest.mark.parametrize(("name", "replaced"), [("Llama4TextExperts", True), ("MixtralExperts", False)])
+def test_which_experts_it_has_in_a_list(name: str, replaced: bool) -> None:
+    """Those of Llama 4 (transformers.quantizers.base); the scales of others it looks for in stacks."""
+    model = nn.Module()
+    model.experts = unfused(name)
+    assert reads.is_replaced(model.experts) is replaced
+    assert reads.ConversionView(model, ["experts.0", "fc"]).layers == ["experts.0", "fc"][not replaced :]
+
+
+def test_experts_in_a_list_of_other_methods_are_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.quantizers import base
+
+    lists = {"A": {"quantization_methods": ["bitsandbytes"]}, "B": {}}
+    monkeypatch.setattr(base, "MODULES_TO_PATCH_FOR_QUANTIZATION", lists)
+    assert not any(reads.is_replaced(unfused(name)) for name in "AB")
+
+
+# ---- first values ----------------------------------------------------------------------------------------------------
+
+
+class Begins(nn.Module):
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.fc, self.word = nn.Linear(2, 2), word
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            getattr(module, self.word).zero_()
+
+
+@pytest.mark.parametrize(
+    ("word", "packed", "told"), [("weight", 1, 1), ("weight", 0, 0), ("bias", 1, 0), ("gone", 1, 0)]
+)
+def test_first_values_of_weights_that_are_packed(word: str, packed: int, told: int) -> None:
+    model = Begins(word)
+    found = reads.values(model, ["fc"][:packed])
+    assert found == ("it gives 'fc' first values (Begins._init_weights), which is packed" if told else None)
+    assert model.fc.weight is not None
+
+
+def test_parameters_that_are_integers_are_copied_without_values() -> None:
+    model = nn.Module()
+    model.codes = nn.Parameter(torch.ones(2, dtype=torch.int8), requires_grad=False)
+    model.again, model.plain = model.codes, copy.deepcopy(nn.Linear(2, 2))
+    copied: Any = reads.without_values(model)
+    assert copied.codes is copied.again and copied.codes.dtype is torch.int8 and copied.codes.is_meta
+    assert not copied.plain.weight.requires_grad
