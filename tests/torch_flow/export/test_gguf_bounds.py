@@ -131,4 +131,4 @@ def test_what_a_block_may_be_off_is_half_a_step_and_what_its_scales_round(
     rest = (row.largest + 1) * step * 2**-11 + abs(start) * 2**-11  # of float16
     found = allowed(row, blocks)
     assert found.shape == (len(blocks),)
-    assert ((found >= most) & (found <= (most + rest) * (1 + 2 * SLACK))).all()
+    assert ((found >= most + rest) & (found <= (most + rest) * (1 + 2 * SLACK))).all()

@@ -151,9 +151,7 @@ def opsets_of(layer: LayerSpec, options: Options) -> Iterator[int]:
             block_operator(spec)
         _check_scaled(spec, slot, options.ActivationScaled if activation else options.WeightScaled)
         yield _HALF_SCALES if options.UseFP32Scale is False else BASE_OPSET
-        stored = constant_kind(spec, options) if activation else kind  # a constant operand has the activation's type
-        if stored in ("standard", "cast") and not (activation and kind in ("extended", "block")):
-            yield STORED_FROM.get(spec.row.onnx_type or "", BASE_OPSET)
+        yield STORED_FROM.get(spec.row.onnx_type or "", BASE_OPSET)  # constant operands have an activation's type
         if kind == "standard":
             yield _BLOCKED_PARAMETERS if isinstance(spec.granularity, Group) else BASE_OPSET
 

@@ -289,7 +289,7 @@ def initialized(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
     """(name, module, the model that gives it its first values) of all modules."""
     owners: dict[str, Any] = {}
     for name, module in model.named_modules():
-        owner = module if hasattr(module, "_init_weights") else owners.get(name.rpartition(".")[0] if name else "")
+        owner = module if hasattr(module, "_init_weights") else owners.get(name.rpartition(".")[0])
         owners[name] = owner
         if owner is not None:
             yield name, module, owner
