@@ -190,6 +190,12 @@ def test_a_pair_per_consumer_on_request() -> None:
     )
     assert sum(n.op_type == "QuantizeLinear" for n in shared.graph.node) == 3
     assert sum(n.op_type == "QuantizeLinear" for n in dedicated.graph.node) == 4
+    proto.graph.node[1].input[0] = "y"  # one reader each: there is nothing to share, and the result y is quantized, too
+    graphs = [
+        emitted(layer(Int8Spec(), Int8Spec(), extra_options={**FORCED, "DedicatedQDQPair": on}), ranges, proto).graph
+        for on in (True, False)
+    ]
+    assert graphs[0] == graphs[1] and sum(n.op_type == "QuantizeLinear" for n in graphs[0].node) == 3
 
 
 def test_graph_inputs_and_outputs_keep_their_names() -> None:

@@ -85,6 +85,22 @@ def test_axes_of_one_number_are_left_out_of_matrices(
     assert entry.shape == written
 
 
+@pytest.mark.parametrize("is_float", [True, False])
+@pytest.mark.parametrize("name", ["fc.weight", "words.weight", "lm_head.weight", "fc.bias", "norm.weight"])
+def test_only_linear_layers_of_float_models_take_a_type(
+    name: str, is_float: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Embeddings, heads and layers beside quantized ones are float: F16; what is no matrix is F32."""
+    model = nn.ModuleDict({"fc": nn.Linear(32, 2), "lm_head": nn.Linear(32, 2), "words": nn.Embedding(2, 32)})
+    model["norm"] = nn.LayerNorm(32)
+    value = model.get_parameter(name)
+    row, types = SimpleNamespace(shifted=False, interleaved=False), {"type_of": lambda name: "Q8_0"}
+    choice: Any = SimpleNamespace(config=None, row=row, is_float=is_float, float_type="F16", **types)
+    monkeypatch.setattr(gguf_tensors, "file_name", lambda name, choice: name)
+    entry = gguf_tensors.entry_of(name, value, model, choice, FileLoss())
+    assert entry.kind == ("F32" if value.dim() == 1 else "Q8_0" if name == "fc.weight" and is_float else "F16")
+
+
 @pytest.mark.parametrize(("blocks", "above", "expected"), [
     (True, True, True), (True, False, False), (True, None, False), (False, True, False),
 ])  # fmt: skip

@@ -18,6 +18,7 @@ from torch import nn
 from quark.errors import ConfigError, ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors, unpack
+from quark.torch.fake_quantize import parts
 from quark.torch.quantization.config.config import (
     DataTypeSpec,
     FP4PerGroupSpec,
@@ -341,3 +342,14 @@ def test_a_float_model_is_refused(tmp_path: Path) -> None:
         model = quantized(llama(), QConfig(LLM["int4"]))
         export_safetensors(model, tmp_path / "m")
         import_model_from_safetensors(model, tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", ["fp8", "int4_fp8"])
+def test_the_quantizer_of_a_stored_weight_has_the_scales_of_the_original(name: str, tmp_path: Path) -> None:
+    """Of two stages the file has the quotient of both scales."""
+    model = quantized(Mixed(), QConfig(LLM[name]))
+    export_safetensors(model, tmp_path / "m")
+    again = import_model_from_safetensors(Mixed(), tmp_path / "m")
+    made = again.fc.weight_quantizer.quantizer(again.fc.weight)
+    for own, one in zip(parts(model.fc.weight_quantizer), parts(made), strict=True):
+        torch.testing.assert_close(one.scale.squeeze(), own.scale.squeeze(), rtol=1e-6, atol=0)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.torch_flow.export.networks import Mixed
 from torch import nn
 
 from quark.torch import ModelQuantizer
 from quark.torch.experts import UnfusedExperts
 from quark.torch.export import transformers_reads as reads
-from quark.torch.export.api import export_safetensors, import_model_from_safetensors
-from quark.torch.quantization.config.config import FP8E4M3PerChannelSpec, Int8PerTensorSpec, QConfig, QLayerConfig
-from quark.torch.quantized_layer import quantized_layers
+from quark.torch.quantization.config.config import FP8E4M3PerChannelSpec, QConfig, QLayerConfig
 
 pytest.importorskip("transformers")
 
@@ -64,50 +60,6 @@ def test_a_model_shows_how_many_axes_its_inputs_have(wants: bool | None, device:
     assert model.on == [enabled and device == "cpu"]
     if wants and device == "cpu":
         assert model.masks[-1].tolist() == torch.ones(2, 16).tolist()
-
-
-def test_the_inputs_of_a_layer_have_their_stages_before_and_after_a_file(tmp_path: Any) -> None:
-    spec = Int8PerTensorSpec().to_quantization_spec()
-    config = QConfig(QLayerConfig(weight=spec, input_tensors=spec), exclude=["out"])
-    model = ModelQuantizer(config).quantize_model(Mixed(), [torch.zeros(1, 16, dtype=torch.int64)])
-    export_safetensors(model, tmp_path / "m")
-    again = import_model_from_safetensors(Mixed(), tmp_path / "m")
-    for one in (dict(quantized_layers(model)), dict(quantized_layers(again))):
-        (part,) = reads.parts_of_inputs(one["fc"])
-        assert part.stage.spec == spec.to_stage().spec and part.scale is not None
-        one["fc"].input_quantizer = None
-        assert reads.parts_of_inputs(one["fc"]) == []
-
-
-INPUTS = {
-    "nothing": (None, None),
-    "NVFP4": (("tensor_group", 4, torch.float8_e4m3fn), "input_blocks"),
-    "MXFP8": (("group", 8, torch.uint8), "input_blocks"),
-    "MXFP4": (("group", 4, torch.uint8), None),
-    "int8 in groups that fit": (("group", 8, None), None),
-    "FP8": (("tensor", 8, None), None),
-}
-
-
-@pytest.mark.parametrize("name", INPUTS)
-def test_which_scales_of_inputs_it_rounds_otherwise(name: str) -> None:
-    told, where = INPUTS[name]
-    found = told and SimpleNamespace(strategy=told[0], num_bits=told[1], scale_dtype=told[2])
-    schemes: Any = {"a": SimpleNamespace(input_activations=None), "b": SimpleNamespace(input_activations=found)}
-    assert (reads.input_blocks(schemes) is not None) is (where is not None)
-    assert where is None or "'b'" in str(reads.input_blocks(schemes))
-
-
-@pytest.mark.parametrize("strategy", ["group", "tensor"])
-@pytest.mark.parametrize("scale_dtype", [None, torch.uint8])
-@pytest.mark.parametrize("name", ["fc", "gone"])
-@pytest.mark.parametrize("size", [4, 5])
-def test_which_inputs_it_cannot_cut(strategy: str, scale_dtype: Any, name: str, size: int) -> None:
-    model = per_token(nn.Sequential(OrderedDict(fc=nn.Linear(8, 4))))
-    found = SimpleNamespace(strategy=strategy, scale_dtype=scale_dtype, group_size=size)
-    told = reads.inputs(model, {name: SimpleNamespace(input_activations=found)})
-    ragged = strategy == "group" and scale_dtype is None and name == "fc" and size == 5
-    assert (told == "it cannot cut the 8 inputs of 'fc' into groups of 5") is ragged is (told is not None)
 
 
 # ---- experts ---------------------------------------------------------------------------------------------------------
@@ -159,14 +111,6 @@ def test_which_experts_it_has_in_a_list(name: str, replaced: bool) -> None:
     model.experts = unfused(name)
     assert reads.is_replaced(model.experts) is replaced
     assert reads.ConversionView(model, ["experts.0", "fc"]).layers == ["experts.0", "fc"][not replaced :]
-
-
-def test_experts_in_a_list_of_other_methods_are_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.quantizers import base
-
-    lists = {"A": {"quantization_methods": ["bitsandbytes"]}, "B": {}}
-    monkeypatch.setattr(base, "MODULES_TO_PATCH_FOR_QUANTIZATION", lists)
-    assert not any(reads.is_replaced(unfused(name)) for name in "AB")
 
 
 # ---- first values ----------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from quark.torch.export import (
     card,
     compressed_caches,
     compressed_tensors,
+    custom_modes,
     decoded,
     described,
     formats,
@@ -494,3 +495,29 @@ def test_scales_of_weights_have_the_type_of_the_model_where_codes_are_packed_or_
     state = compressed_tensors.state_of("0", layer, scheme, SimpleNamespace(value=format))
     halved = format == "pack-quantized" or inputs is ScaleType.bfloat16
     assert state["weight_scale"].dtype == (torch.bfloat16 if halved else torch.float32)
+
+
+INT4 = (Spec(Dtype.int4, qscheme=QSchemeType.per_channel, ch_axis=0).to_stage(),)
+MATRIX, STACK = (layout.layout_of(INT4, shape) for shape in ((8, 8), (2, 8, 8)))
+PAIR = layout.PairLayout(MATRIX, MATRIX)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("stored", "told"), [(MATRIX, False), (STACK, True), (PAIR, True)])
+def test_gptq_packs_matrices_of_integers(stored: Any, told: bool) -> None:
+    item: Any = SimpleNamespace(form={"a.bias": ((8,), torch.float32), "a.weight": ((8, 8), torch.int8)})
+    assert custom_modes.gptq_item(item, {"b.weight": stored}, "gptq") is item
+    with pytest.raises(ConfigError, match=r"'a\.weight' is no matrix of integers") if told else nullcontext():
+        made = custom_modes.gptq_item(item, {"a.weight": stored}, "gptq")
+        assert "a.qweight" in made.form
+
+
+def test_names_of_experts_are_those_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of biases, and not of what the original has besides."""
+    model, numbers = nn.Module(), torch.arange(8.0).reshape(4, 2)
+    model.experts = UnfusedExperts.__new__(type("Own", (UnfusedExperts,), {}))
+    nn.Module.__init__(model.experts)
+    own = {"0.up_proj.weight": numbers[:1], "0.up_proj.bias": numbers[1]}
+    monkeypatch.setattr(original, "numbered_stacks", lambda module, start: ({"up_proj": numbers}, own))
+    outside = {"e.0.w1.weight": numbers[:1], "e.0.w1.bias": numbers[1], "e.0.more.weight": numbers[2]}
+    names: Any = SimpleNamespace(groups=lambda stacks: {"k": [*stacks]}, taken_apart=lambda key, members: outside)
+    assert original.expert_names(names, model) == {"experts.0.up_proj": "e.0.w1"}
