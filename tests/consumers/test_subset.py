@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quark.errors import ConfigError
+from quark.numerics.packing import unpack
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.before_work import check_before_work
 from quark.torch.export.write_as import config_for, export_as
@@ -379,6 +380,32 @@ def test_int4_on_fp8_has_the_scales_that_vllm_computes_with(program: str, tmp_pa
     assert max(off) == 0 if program == "vllm" else max(off) > 0.03
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("times", [1, 0.05])
+def test_int4_on_fp8_is_evaluated_with_the_weights_that_vllm_makes(times: float, frozen: bool, tmp_path: Path) -> None:
+    """Its kernel rounds products of codes and scales to FP8 (packed_scale_t); small factors are no bfloat16."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "vocab_size": 128}
+    made = LlamaForCausalLM(LlamaConfig(**size, num_attention_heads=4)).to(torch.bfloat16)
+    with torch.no_grad():
+        made.model.layers[0].mlp.down_proj.weight.mul_(times)
+    config = config_for(LLMTemplate.for_model(made).get_config("int4_fp8_128"), "compressed-tensors", "vllm", None)
+    quantizer = ModelQuantizer(config)
+    model = quantizer.quantize_model(made, None)
+    model = quantizer.freeze(model) if frozen else model
+    export_as(model, tmp_path / "m", "compressed-tensors", tmp_path, program="vllm")
+    stored = load_file(tmp_path / "m" / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj"
+    layer, scale = model.get_submodule(name), stored[f"{name}.weight_scale"].float()
+    codes = unpack(stored[f"{name}.weight_packed"].view(torch.uint8), 4, 512, "low").float() - 8
+    inside, factor = fp8_scales(scale)
+    wanted = (inside.repeat_interleave(128, 1) * codes).to(torch.float8_e4m3fn).float() * factor
+    own = (layer.weight if frozen else layer.weight_quantizer(layer.weight)).float()
+    assert (own - wanted).norm() / wanted.norm() <= (0 if times == 1 else 0.002)
+
+
 @pytest.mark.parametrize("program", ["vllm", None])
 @pytest.mark.parametrize(
     ("scheme", "form"),
@@ -399,10 +426,16 @@ def test_int8_tokens_are_rounded_as_vllm_rounds_them(scheme: str, form: str, pro
 
 
 def read_as_fp8(scales: torch.Tensor) -> torch.Tensor:
-    """What vLLM's kernel of int4 on FP8 makes of scales of groups, a row an output: quantized as tokens, and by 8."""
+    """What vLLM's kernel of int4 on FP8 makes of scales of groups."""
+    inside, factor = fp8_scales(scales)
+    return inside * factor
+
+
+def fp8_scales(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """FP8 scales of groups, a row an output, and the factor of each: quantized as tokens, and by 8."""
     factor = (scales.float().amax(-1, keepdim=True) / 448).clamp(min=1 / (448 * 512))
     codes = (scales.float() / factor).to(torch.float8_e4m3fn)
-    return (codes.float() / 8).to(torch.float8_e4m3fn).float() * (factor * 8)
+    return (codes.float() / 8).to(torch.float8_e4m3fn).float(), factor * 8
 
 
 @pytest.mark.parametrize(("form", "why"), [("quark", "--exclude"), ("compressed-tensors", None)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from quark.errors import ConfigError, DataError
 from quark.numerics.affine import Grid, dequantize, fake_quantize, quantize
@@ -246,3 +247,26 @@ def test_more_than_two_to_the_31_values():
     expected = quantize(row, 0.01, 0, FORMATS["int8"])
     for index in (0, 65535, 65536, 66999):
         np.testing.assert_array_equal(codes[index], expected)
+
+
+@pytest.mark.parametrize("largest", [0.7, 0.011, 0.0007])
+def test_products_of_int4_and_fp8_scales_are_rounded_as_kernels_do(largest):
+    """Scales below 1 / 512 are under a factor that no bfloat16 is a multiple of: 0.4 % off, and the codes are theirs."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(8, 256)).astype(np.float32) * rng.uniform(0.2, 1, (8, 1)).astype(np.float32) * largest * 2
+    grid = Grid(get_format("int4"), narrow=False, scale_rule="e4m3_of_row")
+    top = np.abs(x.reshape(8, 8, 32)).max(-1)
+    scale, zero_point = grid.parameters(-top, top)
+    found = grid.fake_quantize(x, scale, zero_point, Group(-1, 32), "half_even", False)
+    codes = quantize(x, scale, zero_point, grid.format, Group(-1, 32))
+    np.testing.assert_array_equal(found, grid.values(codes, scale, zero_point, Group(-1, 32)))
+    np.testing.assert_array_equal(found, grid.fake_quantize(found, scale, zero_point, Group(-1, 32), "half_even", False))
+    theirs = grid.fake_quantize(torch.from_numpy(x), scale, zero_point, Group(-1, 32), "half_even", False)
+    np.testing.assert_array_equal(theirs.numpy(), found)
+    fp8 = ml_dtypes.float8_e4m3fn
+    factor = np.maximum(scale.max(-1, keepdims=True) / np.float32(448), np.float32(1 / (448 * 512)))
+    eighths = ((scale / factor).astype(fp8).astype(np.float32) / 8).astype(fp8).astype(np.float32)
+    made = (eighths.repeat(32, -1) * codes.astype(np.float32)).astype(fp8).astype(np.float32) * (8 * factor)
+    np.testing.assert_array_equal(found, made) if largest > 0.1 else np.testing.assert_allclose(found, made, rtol=3e-7)
+    plain = dequantize(codes, scale, zero_point, grid.format, Group(-1, 32))
+    assert 0.03 < np.abs(found[codes != 0] / plain[codes != 0] - 1).max() < 0.07

@@ -1,6 +1,7 @@
 """Affine quantization: x is stored as q = clip(round(x / scale) + zero_point) and read as (q - zero_point) * scale.
 
-``Grid`` turns a range [lo, hi] into scale and zero point; ``quantize``, ``dequantize`` and ``fake_quantize`` use them.
+``Grid`` turns a range [lo, hi] into scale and zero point; ``quantize``, ``dequantize`` and ``fake_quantize`` use them,
+and ``Grid.values`` and ``Grid.fake_quantize`` where kernels round products once more.
 The division and the product are float32, as in ONNX ``QuantizeLinear`` and ``DequantizeLinear``, on every device.
 
 A NaN stays NaN in ``fake_quantize``; ``quantize`` refuses it where the format has no code for it. An infinity, or a
@@ -17,7 +18,7 @@ from quark.errors import DataError
 from quark.numerics.array import Array, as_array, as_parameter, cast, float32, has_nan, namespace
 from quark.numerics.blocks import Block
 from quark.numerics.chunks import blockwise, like_input
-from quark.numerics.elements import Element
+from quark.numerics.elements import ELEMENTS, Element
 from quark.numerics.formats import Format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.numerics.rounding import Rounding, Rule
@@ -25,6 +26,7 @@ from quark.numerics.scales import SCALE_RULES
 
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
 LARGEST_BOUND = np.finfo(np.float32).max / 2
+FP8 = ELEMENTS["fp8_e4m3"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,31 @@ class Grid:
         if self.centred and rule.bump is not None:
             return rule.of(amax.astype(np.float32), self.divisor, self.format.rounding_bits)
         return rule.snap(scale)
+
+    def values(self, codes: Array, scale: Array, zero_point: Array, granularity: Granularity) -> Array:
+        """``dequantize``, as kernels do it: under some scale rules they round products to FP8 again (``parts``)."""
+        parts = SCALE_RULES[self.scale_rule].parts
+        if parts is None or not scale.shape or not scale.shape[-1]:
+            return dequantize(codes, scale, zero_point, self.format, granularity)
+        element: Element = self.format
+
+        def products(part: Array, inside: Array, factor: Array, zero_point: Array, rule: Rule, out: Array) -> None:
+            made = FP8.place(float32(element.decode(part, zero_point)) * inside, 0, rule)
+            namespace(made).multiply(made, factor, out=out)
+
+        inside, factor = parts(cast(as_parameter(scale, codes), "float32"))
+        zeros = cast(as_parameter(zero_point, codes), element.work_dtype)
+        every = inside, factor + 0 * inside, zeros
+        return blockwise(products, as_array(codes), every, granularity, "half_even", "float32")
+
+    def fake_quantize(
+        self, x: Array, scale: Array, zero_point: Array, granularity: Granularity, rounding: Rounding, narrow: bool
+    ) -> Array:
+        """``values(quantize(x))`` in the type of ``x``."""
+        if SCALE_RULES[self.scale_rule].parts is None:
+            return fake_quantize(x, scale, zero_point, self.format, granularity, rounding, narrow)
+        codes = quantize(x, scale, zero_point, self.format, granularity, rounding, narrow)
+        return like_input(self.values(codes, scale, zero_point, granularity), as_array(x))
 
 
 def bounds(lo: Array, hi: Array) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,8 @@ snap(amax / largest), but for the three published ways to a shared exponent (ema
 
 ``power_of_two`` is 2**-pos, pos = round(-log2 scale) in -127..127; ``int16``: M / 2**N with M in 1..32767, N in 0..16.
 ``e4m3_of_row``: along the last axis FP8 E4M3 values under one factor, of which the largest is 56, each a bfloat16. That
-is what kernels for int4 on FP8 make of scales (vLLM: convert_bf16_scales_to_fp8); scales of this rule they keep.
+is what kernels for int4 on FP8 make of scales (vLLM: convert_bf16_scales_to_fp8); scales of this rule they keep. They
+round what a code makes of such a value to FP8 again (CUTLASS: packed_scale_t), and ``parts`` says with what.
 Exponents come from the bits; a logarithm would round wrongly just below powers of two.
 """
 
@@ -51,19 +52,21 @@ class ScaleRule:
         storage: the format that stores such a scale in fewer bits than float32, or None.
         bump: for a shared exponent: (bits of amax, mantissa bits of the elements) -> the bits whose exponent is taken;
             None for all other rules.
-        of_rows: ``nearest`` takes scales of any shape, for those along the last axis depend on each other.
+        parts: scales [.., n] -> (FP8 values [.., n], factor [.., 1]) whose product they are; codes times such a value
+            are rounded to FP8. None: codes times scales are what is computed with. ``nearest`` takes such scales in any
+            shape, for those along the last axis depend on each other.
     """
 
     name: str
     nearest: Callable[[Array], Array]
     storage: Element | None = None
     bump: Callable[[Array, int], Array] | None = None
-    of_rows: bool = False
+    parts: Callable[[Array], tuple[Array, Array]] | None = None
 
     def snap(self, scale: Array) -> Array:
         """The allowed scales nearest to ``scale`` (positive, any shape; NumPy, torch or a number), as float32."""
         scale = float32(as_array(scale))
-        if self.of_rows and len(scale.shape):
+        if self.parts is not None and len(scale.shape):
             return self.nearest(scale)
         return self.nearest(scale.reshape(-1)).reshape(scale.shape)
 
@@ -126,20 +129,25 @@ def of_format(name: str) -> Callable[[Array], Array]:
     return nearest
 
 
-def of_row(scale: Array) -> Array:
-    """FP8 values under a factor of each row of ``scale``, whose largest becomes 56 times that factor.
+def parts_of_row(scale: Array) -> tuple[Array, Array]:
+    """FP8 values and a factor of each row of ``scale``, whose largest becomes 56 times that factor.
 
-    The factor has four significant bits, so that a product is a bfloat16. Kernels bound it from below: under such a
-    factor, which no bfloat16 is a multiple of, scales are the nearest bfloat16 (0.4 % off at most).
+    The factor has four significant bits, so that a product is a bfloat16. Kernels bound it from below.
     """
-    if not scale.shape[-1]:
-        return scale
     xp, largest = namespace(scale), block_max(scale, -1)
     bits = to_bits(largest / ROW_TOP) + (1 << 19)
     rounded = from_bits(bits - bits % (1 << 20))
     factor = xp.clip(rounded, SMALLEST_FACTOR, None)
     inside = E4M3(xp.clip(scale / factor, None, ROW_TOP))
-    return BFLOAT16(xp.where((scale == largest) & (rounded == factor), ROW_TOP, inside) * factor)
+    return xp.where((scale == largest) & (rounded == factor), ROW_TOP, inside), factor
+
+
+def of_row(scale: Array) -> Array:
+    """The products of ``parts_of_row``; under a factor at its bound the nearest bfloat16 (0.4 % off at most)."""
+    if not scale.shape[-1]:
+        return scale
+    eighths, factor = parts_of_row(scale)
+    return BFLOAT16(eighths * factor)
 
 
 ROW_TOP = 56.0  # an eighth of the largest FP8 value: eight times a scale, the farthest code of int4, is one too
@@ -157,7 +165,7 @@ ROWS: tuple[ScaleRule, ...] = (
     ScaleRule("e8m0_even", of_format("e8m0"), E8M0, even_bump),
     ScaleRule("e8m0_ceil", lambda scale: shared_exponent(ceil_bump(to_bits(scale), 0), 0), E8M0, ceil_bump),
     ScaleRule("e4m3", E4M3, ELEMENTS["fp8_e4m3"]),
-    ScaleRule("e4m3_of_row", of_row, of_rows=True),
+    ScaleRule("e4m3_of_row", of_row, parts=parts_of_row),
     ScaleRule("e5m3", of_format("e5m3"), ELEMENTS["e5m3"]),
 )
 

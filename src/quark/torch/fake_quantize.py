@@ -123,7 +123,7 @@ class FakeQuantize(Quantizer):
             if isinstance(format, Element) and HALVES.get(spec.scale_rule) is x.dtype and not self.constant:
                 known_scale, known_zero = known(scale, self.tensor_name), known(zero_point, self.tensor_name)
                 return self.quantized_in_half(x, known_scale, known_zero, format)
-            return fake_quantize(x, scale, zero_point, format, self.granularity, spec.rounding, narrow)
+            return self.stage.grid.fake_quantize(x, scale, zero_point, self.granularity, spec.rounding, narrow)
         shape = tuple(x.shape)
         scale, zero_point = known(scale, self.tensor_name), known(zero_point, self.tensor_name)
         lowest = torch.full_like(scale, format.min, dtype=torch.int32)

@@ -30,12 +30,13 @@ from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
+from quark.numerics.scales import SCALE_RULES
 from quark.torch.config.model import QConfig
 from quark.torch.export.compressed_caches import cache_items, cache_scheme, caches_of, check_cache_places, own_slots
-from quark.torch.export.decoded import COMPRESSED, Foreign, decompressor, rows_cut
+from quark.torch.export.decoded import COMPRESSED, Decoder, Foreign, Parts, decompressor, rows_cut
 from quark.torch.export.described import excluded
 from quark.torch.export.huggingface import config_of
-from quark.torch.export.layout import CODES, BlockLayout, check_blocks, layout_of_quantizer, store
+from quark.torch.export.layout import CODES, BlockLayout, check_blocks, layout_of_quantizer, layouts_of, store
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import check_merged, copy_beside, write_config
 from quark.torch.export.original import FileNames, names_of, outside_items
@@ -89,7 +90,7 @@ def export_compressed_tensors(
         copy_beside(model, folder)
         write_config(model, folder, found.described)
         if verify:
-            own = foreign(found.schemes, found.formats, found.names, items)
+            own = foreign(model, found.schemes, found.formats, found.names, items)
             check_written(folder, model, items, found.names, "order", own)
 
 
@@ -151,17 +152,34 @@ def check_before(model: nn.Module, config: QConfig, program: str | None) -> None
 
 
 def foreign(
-    schemes: Mapping[str, Any], formats: Mapping[str, Any], names: FileNames, items: Iterable[Item]
+    model: nn.Module, schemes: Mapping[str, Any], formats: Mapping[str, Any], names: FileNames, items: Iterable[Item]
 ) -> dict[str, Foreign]:
     """How the weights are read back, by the names in memory of their layers."""
     written = {name for item in items for name in item.form}
-    found = {}
+    found, layers = {}, dict(quantized_layers(model))
     for name, scheme in schemes.items():
         outside = names.layer(name)
         parts = {role: f"{outside}.{role}" for role in COMPRESSED if f"{outside}.{role}" in written}
         decode = decompressor(scheme.model_copy(update={"format": formats[name]}), formats[name].value)
-        found[name] = Foreign(parts, decode, rows_cut, "weight_global_scale" not in parts)
+        values = in_kernels(decode, layers[name])
+        found[name] = Foreign(parts, values, rows_cut, "weight_global_scale" not in parts)
     return found
+
+
+def in_kernels(decode: Decoder, layer: QuantLayer) -> Decoder:
+    """What kernels compute with, of what the library decodes: some rules of scales round products again."""
+    held: Any = layer.weight_quantizer
+    known_parts = layouts_of(held.layout) if isinstance(held, StoredTensor) else parts(held)
+    spec, grid = next((one.stage.spec, one.stage.grid) for one in known_parts)
+    if SCALE_RULES[grid.scale_rule].parts is None:
+        return decode
+
+    def rounded(parts: Parts) -> torch.Tensor:
+        scale = parts["weight_scale"].float()
+        zeros = torch.zeros_like(scale, dtype=torch.int32)
+        return grid.fake_quantize(decode(parts), scale, zeros, spec.granularity, "half_even", spec.narrow_codes)
+
+    return rounded
 
 
 def check_reader(reason: str | None) -> None:
