@@ -257,12 +257,12 @@ def test_products_of_int4_and_fp8_scales_are_rounded_as_kernels_do(largest):
     grid = Grid(get_format("int4"), narrow=False, scale_rule="e4m3_of_row")
     top = np.abs(x.reshape(8, 8, 32)).max(-1)
     scale, zero_point = grid.parameters(-top, top)
-    found = grid.fake_quantize(x, scale, zero_point, Group(-1, 32), "half_even", False)
+    how = scale, zero_point, Group(-1, 32), "half_even", False
+    found = grid.fake_quantize(x, *how)
     codes = quantize(x, scale, zero_point, grid.format, Group(-1, 32))
     np.testing.assert_array_equal(found, grid.values(codes, scale, zero_point, Group(-1, 32)))
-    np.testing.assert_array_equal(found, grid.fake_quantize(found, scale, zero_point, Group(-1, 32), "half_even", False))
-    theirs = grid.fake_quantize(torch.from_numpy(x), scale, zero_point, Group(-1, 32), "half_even", False)
-    np.testing.assert_array_equal(theirs.numpy(), found)
+    np.testing.assert_array_equal(found, grid.fake_quantize(found, *how))
+    np.testing.assert_array_equal(grid.fake_quantize(torch.from_numpy(x), *how).numpy(), found)
     fp8 = ml_dtypes.float8_e4m3fn
     factor = np.maximum(scale.max(-1, keepdims=True) / np.float32(448), np.float32(1 / (448 * 512)))
     eighths = ((scale / factor).astype(fp8).astype(np.float32) / 8).astype(fp8).astype(np.float32)
