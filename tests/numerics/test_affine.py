@@ -5,7 +5,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from quark.errors import ConfigError, DataError
 from quark.numerics.affine import Grid, dequantize, fake_quantize, quantize
@@ -251,7 +250,7 @@ def test_more_than_two_to_the_31_values():
 
 @pytest.mark.parametrize("largest", [0.7, 0.011, 0.0007])
 def test_products_of_int4_and_fp8_scales_are_rounded_as_kernels_do(largest):
-    """Scales below 1 / 512 are under a factor that no bfloat16 is a multiple of: 0.4 % off, and the codes are theirs."""
+    """Scales below 1 / 512 are under a factor that no bfloat16 is a multiple of: 0.4 % off, with the same codes."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(8, 256)).astype(np.float32) * rng.uniform(0.2, 1, (8, 1)).astype(np.float32) * largest * 2
     grid = Grid(get_format("int4"), narrow=False, scale_rule="e4m3_of_row")
