@@ -87,7 +87,7 @@ class Grid:
     def values(self, codes: Array, scale: Array, zero_point: Array, granularity: Granularity) -> Array:
         """``dequantize``, as kernels do it: under some scale rules they round products to FP8 again (``parts``)."""
         parts = SCALE_RULES[self.scale_rule].parts
-        if parts is None or not scale.shape or not scale.shape[-1]:
+        if parts is None or isinstance(self.format, Block) or not scale.shape or not scale.shape[-1]:
             return dequantize(codes, scale, zero_point, self.format, granularity)
         element: Element = self.format
 
