@@ -1,7 +1,6 @@
 """Affine quantization: x is stored as q = clip(round(x / scale) + zero_point) and read as (q - zero_point) * scale.
 
-``Grid`` turns a range [lo, hi] into scale and zero point; ``quantize``, ``dequantize`` and ``fake_quantize`` use them,
-and ``Grid.values`` and ``Grid.fake_quantize`` where kernels round products once more.
+``Grid`` turns a range [lo, hi] into scale and zero point; ``quantize``, ``dequantize`` and ``fake_quantize`` use them.
 The division and the product are float32, as in ONNX ``QuantizeLinear`` and ``DequantizeLinear``, on every device.
 
 A NaN stays NaN in ``fake_quantize``; ``quantize`` refuses it where the format has no code for it. An infinity, or a
@@ -84,30 +83,15 @@ class Grid:
             return rule.of(amax.astype(np.float32), self.divisor, self.format.rounding_bits)
         return rule.snap(scale)
 
-    def values(self, codes: Array, scale: Array, zero_point: Array, granularity: Granularity) -> Array:
-        """``dequantize``, as kernels do it: under some scale rules they round products to FP8 again (``parts``)."""
-        parts = SCALE_RULES[self.scale_rule].parts
-        if parts is None or isinstance(self.format, Block) or not scale.shape or not scale.shape[-1]:
-            return dequantize(codes, scale, zero_point, self.format, granularity)
-        element: Element = self.format
-
-        def products(part: Array, inside: Array, factor: Array, zero_point: Array, rule: Rule, out: Array) -> None:
-            made = FP8.place(float32(element.decode(part, zero_point)) * inside, 0, rule)
-            namespace(made).multiply(made, factor, out=out)
-
-        inside, factor = parts(cast(as_parameter(scale, codes), "float32"))
-        zeros = cast(as_parameter(zero_point, codes), element.work_dtype)
-        every = inside, factor + 0 * inside, zeros
-        return blockwise(products, as_array(codes), every, granularity, "half_even", "float32")
-
     def fake_quantize(
         self, x: Array, scale: Array, zero_point: Array, granularity: Granularity, rounding: Rounding, narrow: bool
     ) -> Array:
-        """``values(quantize(x))`` in the type of ``x``."""
+        """``fake_quantize``, as kernels do it: under some scale rules they round products to FP8 again."""
         if SCALE_RULES[self.scale_rule].parts is None:
             return fake_quantize(x, scale, zero_point, self.format, granularity, rounding, narrow)
         codes = quantize(x, scale, zero_point, self.format, granularity, rounding, narrow)
-        return like_input(self.values(codes, scale, zero_point, granularity), as_array(x))
+        made = dequantize(codes, scale, zero_point, self.format, granularity, self.scale_rule)
+        return like_input(made, as_array(x))
 
 
 def bounds(lo: Array, hi: Array) -> tuple[np.ndarray, np.ndarray]:
@@ -174,12 +158,14 @@ def dequantize(
     zero_point: Array,
     format: Format,
     granularity: Granularity = Tensor(),  # noqa: B008 (a frozen value)
+    scale_rule: str = "float32",
 ) -> Array:
     """``(codes - zero_point) * scale`` as float32.
 
     Args:
         codes: as ``quantize`` returned them.
         scale, zero_point, format, granularity: as given to ``quantize``.
+        scale_rule: of the scales; under some rules products are rounded to FP8 again (``ScaleRule.parts``).
     """
 
     if isinstance(format, Block):
@@ -190,8 +176,16 @@ def dequantize(
         decoded = float32(element.decode(part, zero_point))
         namespace(decoded).multiply(decoded, scale, out=out)
 
+    def products(part: Array, inside: Array, zero_point: Array, factor: Array, rule: Rule, out: Array) -> None:
+        made = FP8.place(float32(element.decode(part, zero_point)) * inside, 0, rule)
+        namespace(made).multiply(made, factor, out=out)
+
     codes = as_array(codes)
-    return blockwise(values, codes, operands(codes, scale, zero_point, format), granularity, "half_even", "float32")
+    known, parts = operands(codes, scale, zero_point, format), SCALE_RULES[scale_rule].parts
+    if parts is None or not known[0].shape or not known[0].shape[-1]:
+        return blockwise(values, codes, known, granularity, "half_even", "float32")
+    inside, factor = parts(known[0])
+    return blockwise(products, codes, (inside, known[1], factor + 0 * inside), granularity, "half_even", "float32")
 
 
 def fake_quantize(

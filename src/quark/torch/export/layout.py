@@ -177,7 +177,8 @@ class ElementLayout(Layout):
     def values(self, codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor) -> torch.Tensor:
         """float32 values of codes."""
         if not self.stage.real_zero:
-            return self.stage.grid.values(codes, scale, zero_point, self.granularity)
+            rule = self.stage.grid.scale_rule
+            return dequantize(codes, scale, zero_point, self.element, self.granularity, rule)
         above = dequantize(codes, scale, self.lowest(scale), self.element, self.granularity)
         return above + self.offset(scale, zero_point)
 
