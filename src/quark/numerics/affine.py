@@ -17,15 +17,14 @@ from quark.errors import DataError
 from quark.numerics.array import Array, as_array, as_parameter, cast, float32, has_nan, namespace
 from quark.numerics.blocks import Block
 from quark.numerics.chunks import blockwise, like_input
-from quark.numerics.elements import ELEMENTS, Element
+from quark.numerics.elements import Element
 from quark.numerics.formats import Format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.numerics.rounding import Rounding, Rule
-from quark.numerics.scales import SCALE_RULES
+from quark.numerics.scales import FP8, SCALE_RULES
 
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
 LARGEST_BOUND = np.finfo(np.float32).max / 2
-FP8 = ELEMENTS["fp8_e4m3"]
 
 
 @dataclass(frozen=True)

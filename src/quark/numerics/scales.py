@@ -153,7 +153,7 @@ def of_row(scale: Array) -> Array:
 ROW_TOP = 56.0  # an eighth of the largest FP8 value: eight times a scale, the farthest code of int4, is one too
 SMALLEST_FACTOR = 8 / (448 * 512)
 E4M3, BFLOAT16 = of_format("fp8_e4m3"), of_format("bfloat16")
-E8M0 = ELEMENTS["e8m0"]
+E8M0, FP8 = ELEMENTS["e8m0"], ELEMENTS["fp8_e4m3"]  # the second: what kernels round products to
 ROWS: tuple[ScaleRule, ...] = (
     ScaleRule("float32", lambda scale: scale),
     ScaleRule("float16", of_format("float16"), ELEMENTS["float16"]),
@@ -164,7 +164,7 @@ ROWS: tuple[ScaleRule, ...] = (
     ScaleRule("e8m0_floor", lambda scale: shared_exponent(to_bits(scale), 0), E8M0, lambda bits, mantissa_bits: bits),
     ScaleRule("e8m0_even", of_format("e8m0"), E8M0, even_bump),
     ScaleRule("e8m0_ceil", lambda scale: shared_exponent(ceil_bump(to_bits(scale), 0), 0), E8M0, ceil_bump),
-    ScaleRule("e4m3", E4M3, ELEMENTS["fp8_e4m3"]),
+    ScaleRule("e4m3", E4M3, FP8),
     ScaleRule("e4m3_of_row", of_row, parts=parts_of_row),
     ScaleRule("e5m3", of_format("e5m3"), ELEMENTS["e5m3"]),
 )
