@@ -52,17 +52,19 @@ RUN_CODE = """
 import sys, time
 from pathlib import Path
 from quark.onnx import flow
+output = sys.argv[3]
 def timed(*given, first_run=flow.first_run, **named):
     start = time.process_time()
     try:
         return first_run(*given, **named)
     finally:
-        Path(sys.argv[3] + ".run").write_text(str(time.process_time() - start))
+        Path(output + ".run").write_text(str(time.process_time() - start))
 flow.first_run = timed
 """
 PRESET_CODE = """
-from quark.cli import main
-sys.exit(main(["onnx", "quantize", sys.argv[1], "--data", sys.argv[2], "-o", sys.argv[3], *sys.argv[4:]]))
+from quark.__main__ import run
+sys.argv[1:] = ["onnx", "quantize", sys.argv[1], "--data", sys.argv[2], "-o", sys.argv[3], *sys.argv[4:]]
+run()
 """
 METHOD_CODE = """
 import sys, numpy
