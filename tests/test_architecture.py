@@ -22,6 +22,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = {  # a module imports from lower numbers only, and from its own package
     "errors": -3,
+    "dataclass": -3,
     "deferred": -3,
     "garbage": -3,
     "graphs": -3,
@@ -185,7 +186,7 @@ def test_a_command_of_onnx_builds_no_options_of_torch() -> None:
 
 
 #: Modules that a quantization from the command line imports at most, before the model is read; 862 when this was set.
-MOST_MODULES = 866
+MOST_MODULES = 867
 
 
 def test_a_quantization_imports_few_modules() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from quark.algorithms.own import OWN, Function, own_algorithm
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS, config_of_own, from_dict
 

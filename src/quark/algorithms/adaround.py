@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ from quark.algorithms.reconstruction import (
     import_torch,
 )
 from quark.algorithms.training import Training
+from quark.dataclass import dataclass
 
 #: The stretched sigmoid of the paper.
 ZETA, GAMMA = 1.1, -0.1

@@ -12,13 +12,13 @@ Not handled: scales that a block format finds itself (v is learned, f stays 1).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from quark.algorithms.columns import Columns
 from quark.algorithms.reconstruction import Data, Settings, Stopper, Trained, TrainedLayer, as_tensor
 from quark.algorithms.training import Training
+from quark.dataclass import dataclass
 from quark.numerics.elements import Int
 
 SMALLEST_CLIP = 0.5

@@ -10,10 +10,11 @@ of a real zero point. A block format fixes the steps that its own rule gives for
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
 from quark.numerics.affine import axis_of
 from quark.numerics.array import Array, as_parameter, cast, empty, float32, is_torch, namespace

@@ -17,9 +17,10 @@ Not handled: tensors with a scale per channel (leave their term out: no choice o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from quark.dataclass import dataclass
 
 SWEEPS = 3
 FLOOR, TINY = 1e-4, 1e-30

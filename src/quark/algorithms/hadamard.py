@@ -16,12 +16,12 @@ Sources: Paley 1933; Ashkboos et al., "QuaRot", 2024, for the use.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from functools import cache
 from math import isqrt, prod, sqrt
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, known
 from quark.numerics.array import Array, as_parameter, is_torch, namespace
 

@@ -10,7 +10,6 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from quark.algorithms.columns import Columns
 from quark.algorithms.names import TAKEN, same
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 
 Function = Callable[..., np.ndarray]

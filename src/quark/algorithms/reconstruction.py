@@ -6,11 +6,11 @@ torch is imported when a layer is trained, not before; tensors live on the devic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 
 Tensor = Any  # torch.Tensor: torch is not imported here

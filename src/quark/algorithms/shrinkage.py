@@ -18,12 +18,12 @@ Not handled: layers that are not linear in their weights (norms), which have as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from quark.algorithms.reconstruction import Data, Tensor, TrainedLayer, as_tensor
+from quark.dataclass import dataclass
 from quark.errors import known
 
 #: A smaller share is not worth its time.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quark.cli.paths import Reads, Writes
+from quark.dataclass import dataclass
 from quark.errors import check_name
 from quark.parallel import MOST
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from quark.cli.requests import Compare
 from quark.cli.source_options import source_words
 from quark.cli.sources import feeds
 from quark.cli.verdicts import FAILED, Subject, judge_all, parse_bound, remedies
+from quark.dataclass import dataclass
 from quark.onnx.causes import SAMPLES, Causes, causes, with_causes
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.evaluation import layer_table

@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -20,6 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 from quark.algorithms.names import parted
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.atomic import check_name
 from quark.files.outputs import Input, Output, check_outputs

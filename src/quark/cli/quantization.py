@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from quark.cli.source_options import SampleSource, source_words
 from quark.cli.sources import WANTED, feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies, with_typed
 from quark.config.job import Job
+from quark.dataclass import dataclass
 from quark.errors import DataError, NoSamplesError, check_name
 from quark.files.outputs import Output, drafts
 from quark.numerics.formats import Int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +35,7 @@ from quark.cli.common import (
 )
 from quark.cli.paths import LIKE_MODEL, Overwrite, Reads, Writes
 from quark.cli.source_options import SampleSource
+from quark.dataclass import dataclass
 
 if TYPE_CHECKING:
     from quark.config.plan import Plan

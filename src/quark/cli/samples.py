@@ -7,12 +7,13 @@ NumPy writes. A value that float32 does not hold is refused as infinite.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
 
 from quark.cli.output import say
+from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.onnx import data_files
 from quark.onnx.data import Feed, ModelInput

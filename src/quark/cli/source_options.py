@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import typer
 
 from quark.cli.common import COUNT
 from quark.cli.paths import Reads
+from quark.dataclass import dataclass
 
 _DATA = (
     "Samples: a .npz (one array per input, axis 0 counts samples), a .npy, a folder of .npy, .npz, .png, .jpg or .wav "

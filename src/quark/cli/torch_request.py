@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from quark import parallel
 from quark.cli.common import COUNT, Backend, ChartReport, Json, LedgerPath, PlanFrom, PlanPath, Threads, Wanted
 from quark.cli.paths import FOLDER, Overwrite, Reads, Writes
 from quark.cli.values import FIXED
+from quark.dataclass import dataclass
 
 
 def scheme_names() -> list[str]:

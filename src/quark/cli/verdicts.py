@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import inf, isnan
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from quark.config.plan import Plan
 from quark.config.presets import get_preset
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, QuarkError, check_name
 from quark.numerics.formats import Int, get_format
 from quark.onnx import Config, ModelQuantizer

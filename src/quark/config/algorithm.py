@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 import numpy as np
 
 from quark.config.known_fields import KnownFields
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_name, check_names
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import Rules
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_name
 from quark.numerics.elements import ELEMENTS
 

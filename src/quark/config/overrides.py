@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_name, unknown
 from quark.numerics.formats import FORMATS, get_format
 

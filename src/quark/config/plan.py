@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 
 from quark.config.tensor import TensorSpec
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
 from quark.files.ours import MARK
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token

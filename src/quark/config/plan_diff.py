@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from quark.config.plan import Plan, Role, TensorPlan
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.untrusted import Schema, checked
 from quark.reading import DAMAGED_TEXT, parse_json, read_text, reason_of

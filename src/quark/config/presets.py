@@ -6,12 +6,13 @@ Every name is accepted as it stands and with ``_CONFIG`` or ``_QCONFIG`` behind 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 from quark.config.job import Target
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from quark.config.tensor import LayerSpec
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, nearest
 
 

@@ -6,10 +6,11 @@ scale, how the range is found. A ``LayerSpec`` gives one spec per slot of a node
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Any
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, as_a, check_name
 from quark.numerics.affine import Grid
 from quark.numerics.blocks import BLOCK_RULES

@@ -8,12 +8,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 
+from quark.dataclass import dataclass
 from quark.demo import data
 from quark.errors import QuarkError
 from quark.files.outputs import Output, check_outputs

@@ -21,9 +21,9 @@ import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from quark.dataclass import dataclass
 from quark.errors import OutputError
 from quark.files.atomic import resolved, settle, sync_folder
 from quark.files.drafts import PREVIOUS, draft_folder, naming, sweep

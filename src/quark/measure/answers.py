@@ -23,11 +23,12 @@ does that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.measure.boxes import COORDINATES, form_of, likelier, matched
 from quark.measure.logits import Reading, reading_of
 from quark.measure.signals import is_signal

@@ -13,11 +13,12 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.measure import answers
 from quark.measure.boxes import COORDINATES, Form, corners, form_of, likelier, overlap
 from quark.measure.logits import Reading

@@ -8,10 +8,11 @@ Over all samples, with reference values ``x`` and others ``y``:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.numerics import metrics
 
 

@@ -8,10 +8,11 @@ The float model's values decide. Such boxes are a set: what a quantized model fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
+from quark.dataclass import dataclass
 
 EMPTY = 0.5  # share of the boxes that are empty, at least
 CONFIDENT = 0.3  # score of a detection

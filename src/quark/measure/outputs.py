@@ -7,10 +7,11 @@ kl       mean over positions of  Σ p log(p / q),  p, q: softmax of the first ou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.measure.distance import Distance
 

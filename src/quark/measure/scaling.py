@@ -8,10 +8,11 @@ scale that then makes y_c the most like x_c is Σ x_c y_c / Σ y_c², and leaves
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.numerics import metrics
 
 FITTED = 0.1  # a scale that leaves less than this part of the error, and of the values, is what was done

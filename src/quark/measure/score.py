@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from quark.dataclass import dataclass
 
 GROUPS = 50  # the metric is computed this many times more, at most
 WORTH = 0.98  # part of an error that may be left where samples are few

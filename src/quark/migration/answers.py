@@ -9,10 +9,11 @@ names     module → {names, apart by spaces → answer}; the answer ``= module.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pkgutil import get_data
 from typing import Any
+
+from quark.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ quotient beyond every code, becomes the highest or the lowest code. float64 inpu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.numerics.array import Array, as_array, as_parameter, cast, float32, has_nan, namespace
 from quark.numerics.blocks import Block

@@ -16,12 +16,13 @@ leaves it open), or make their block NaN. A short last block is a block. A block
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, nan, prod
 from typing import NamedTuple
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
 from quark.numerics.array import (
     INFINITY,

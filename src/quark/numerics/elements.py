@@ -15,12 +15,12 @@ refuses it where the format has no code for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf, nan
 from typing import TypeAlias
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.numerics.array import (
     INFINITY,
     MAGNITUDE,

@@ -12,10 +12,10 @@ infinities.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.numerics import ggml_bytes
 from quark.numerics.array import Array, as_array, as_parameter, float32, is_torch

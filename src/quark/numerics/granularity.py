@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, TypeAlias
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.numerics.array import Array, namespace, permute, repeat
 

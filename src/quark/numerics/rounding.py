@@ -17,13 +17,13 @@ counter-based generator in wrapping 64-bit integers: the same bits on NumPy and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import check_name
 from quark.numerics.array import Array, arange, cast, chunk_size, empty, namespace
 

@@ -18,9 +18,9 @@ Exponents come from the bits; a logarithm would round wrongly just below powers 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import floor, log2
 
+from quark.dataclass import dataclass
 from quark.numerics.array import (
     INFINITY,
     Array,

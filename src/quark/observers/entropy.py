@@ -18,11 +18,11 @@ Not handled: a threshold for each side.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.numerics.affine import Grid, fake_quantize
 from quark.numerics.formats import Block
 from quark.numerics.granularity import Channel

@@ -17,10 +17,11 @@ too).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.numerics.affine import Grid, fake_quantize
 from quark.numerics.granularity import Channel
 from quark.observers.histogram import Histogram

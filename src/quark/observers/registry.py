@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_name, check_names
 from quark.numerics.affine import Grid
 from quark.observers import (

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.measure.distance import Distance
 from quark.measure.scaling import Scaling
 from quark.onnx.compare import QUANTIZERS, ComparedTensors, Comparison, Model, outputs_of, pairs_of, relaid

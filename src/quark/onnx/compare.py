@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.measure.answers import TEXT, Answers
 from quark.measure.answers import update as update_answers

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.quantized import dequantizer

@@ -16,12 +16,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, check_names, nearest
 from quark.onnx.graph.model import ModelInput as Source
 from quark.onnx.graph.model import load

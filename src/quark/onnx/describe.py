@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.model import data_files, load
 from quark.onnx.graph.surgery import all_nodes, is_constant, opset
 

@@ -13,7 +13,7 @@ depthwise convolution has nothing else to make up for it. Large weights are judg
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import cast
 
@@ -21,6 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
+from quark.dataclass import dataclass
 from quark.numerics.affine import fake_quantize
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import onnx
@@ -26,6 +26,7 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
+from quark.dataclass import dataclass
 from quark.numerics.blocks import Block
 from quark.numerics.granularity import Group
 from quark.onnx.explain import packed

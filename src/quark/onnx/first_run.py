@@ -13,7 +13,6 @@ they are what ``compare`` measures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,6 +23,7 @@ import onnxruntime
 
 from quark.config.job import Job
 from quark.config.options import Options
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, ModelError
 from quark.onnx.data import RandomDataReader, Remembering, checked, inputs_of, readable_again, samples_of
 from quark.onnx.graph.admission import refusal, refusal_of_proto

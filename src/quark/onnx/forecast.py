@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
+from quark.dataclass import dataclass
 from quark.errors import QuarkError
 from quark.onnx.bodies import all_known, wants_bodies
 from quark.onnx.choices import foreseen

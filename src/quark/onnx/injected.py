@@ -7,7 +7,7 @@ float model makes it. So the error of a layer in the middle costs half a run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import onnx_ir as ir
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from quark.dataclass import dataclass
 from quark.measure.outputs import Outputs
 from quark.onnx.energy import macs_of
 from quark.onnx.graph.run import FLOATS, Runner

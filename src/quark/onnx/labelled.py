@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import tee
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, nearest, unknown
 from quark.measure import labelled as arrays
 from quark.measure.detections import DetectionLayout, average_precision, layout_of, read, scored

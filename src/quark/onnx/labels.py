@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
+from quark.dataclass import dataclass
 from quark.errors import DataError, nearest
 from quark.files.identity import digest_of_file
 from quark.files.untrusted import OpenSchema, checked

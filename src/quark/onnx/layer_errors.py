@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import NodePlan, Plan
+from quark.dataclass import dataclass
 from quark.onnx.graph.run import FLOATS, Runner
 from quark.onnx.graph.surgery import apart
 from quark.onnx.injected import crossing_of, cut, fed, runtime_of

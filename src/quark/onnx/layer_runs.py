@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from quark.config.job import Job, Target, for_target
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import NodeInfo, Rule
 from quark.config.tensor import LayerSpec
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
 from quark.files.journal import Journal
 from quark.measure.answers import TEXT

@@ -7,13 +7,14 @@ where no quantized layer does. So the units of all layers together hold every qu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
+from quark.dataclass import dataclass
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES

@@ -21,11 +21,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.files.journal import Journal
 from quark.measure.outputs import Outputs, loss_name
 from quark.onnx import layer_runs, sensitivity

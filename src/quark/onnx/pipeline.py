@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 
 from quark.config.job import Job, with_scale_rule
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Tensor
 from quark.onnx.graph.admission import admit

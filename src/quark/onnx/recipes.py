@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from quark.config.presets import PRESETS, get_preset
+from quark.dataclass import dataclass
 from quark.numerics.formats import Int, get_format
 from quark.onnx.config_file import config_of
 from quark.onnx.quantization.config.config import Config, QuantizationConfig

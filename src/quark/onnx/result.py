@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from quark.config.plan import Plan
+from quark.dataclass import dataclass
 from quark.numerics.formats import Int, get_format
 from quark.onnx.algorithms.mixed import Mixed
 from quark.onnx.compare import Comparison

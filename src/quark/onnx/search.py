@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.measure.outputs import Outputs

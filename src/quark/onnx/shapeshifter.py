@@ -12,7 +12,6 @@ Passes run in the order in which they are written; one that is listed runs unles
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, TypeAlias
 import onnx
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, nearest, unknown
 from quark.files.outputs import check_outputs
 from quark.files.untrusted import parse_yaml, read_settings

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -25,6 +25,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.onnx.bodies import alone, graphs, in_place, is_wanted, place_of
 from quark.onnx.calibration import calibrate

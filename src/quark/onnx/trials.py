@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from quark.dataclass import dataclass
 from quark.files.journal import Journal
 from quark.files.untrusted import Schema
 from quark.measure.score import Score

@@ -16,7 +16,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.plan import Plan
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.private import private_folder
 from quark.onnx.algorithms.context import Context

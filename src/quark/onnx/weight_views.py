@@ -7,11 +7,10 @@ by a part of their values. Not handled: weights that are not behind a Dequantize
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.measure.distance import Distance
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS

@@ -15,7 +15,7 @@ Not handled: GPUs shared among processes (each opens a session of its own).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import onnx_ir as ir
 
 from quark import parallel
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.observers import Memory, MovingMinMax

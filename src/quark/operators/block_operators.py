@@ -11,8 +11,9 @@ Blocks of another length than the row's keep the operator of the row and say the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from quark.dataclass import dataclass
 from quark.numerics.blocks import Block, named
 from quark.numerics.elements import Int
 from quark.operators import mx

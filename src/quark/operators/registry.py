@@ -8,12 +8,12 @@ operator never looks at the function.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from onnx import FunctionProto, NodeProto, helper
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, check_name, unknown
 from quark.operators import affine, bfp, blockquant, elementwise, instance_norm, lstm, mx, storage
 from quark.operators.body import LOWEST_OPSET, Body

@@ -25,11 +25,12 @@ E8M0), Reshape and Mul; ONNX Runtime computes them once, when it loads the model
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import lcm
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.numerics.blocks import BLOCKS, Block, Encoded, named
 from quark.numerics.elements import ELEMENTS, Element, Int

@@ -9,11 +9,11 @@ Blocks along axis k of [.., n, inner..] are seen as [-1, size, inner..]: a Resha
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.operators.body import Body
 

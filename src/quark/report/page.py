@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from quark.dataclass import dataclass
 from quark.report.values import Example, LayerView, Links, Scatter, Table, TensorView
 from quark.report.verdict import Verdict
 

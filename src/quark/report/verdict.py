@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from quark.dataclass import dataclass
 from quark.measure.answers import Answers
 from quark.measure.distance import Distance
 from quark.report.tables import decibels, file_size, milliseconds

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, QuarkError, unknown
 from quark.files.journal import Journal
 from quark.files.untrusted import Schema

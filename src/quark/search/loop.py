@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.search.knapsack import SLACK, choose
 from quark.search.target import Target

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from quark.dataclass import dataclass
 from quark.errors import DataError
 
 FEW = 8

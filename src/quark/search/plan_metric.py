@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from quark.dataclass import dataclass
 from quark.files.journal import Journal
 from quark.search.function import load_function, number_of
 from quark.search.values import plan_key

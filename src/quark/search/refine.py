@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from quark.dataclass import dataclass
 from quark.search.values import Study, Trial
 
 Pair = tuple[str, str]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
+from quark.dataclass import dataclass
 from quark.search.knapsack import SLACK
 from quark.search.loop import Costs, Question, cheapest, first_guess, most_precise, sums
 from quark.search.refine import Alone, refined

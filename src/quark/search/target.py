@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, nearest, unknown
 from quark.search.energy import check_table, is_table, read_table
 from quark.search.function import load_function

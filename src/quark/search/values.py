@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 import numpy as np
+
+from quark.dataclass import dataclass
 
 #: The candidate that leaves a layer as it is.
 FLOAT = "float"

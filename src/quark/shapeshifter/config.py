@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 
 Passes = Mapping[str, Any]

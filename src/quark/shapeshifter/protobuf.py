@@ -6,12 +6,12 @@ The model goes to a protobuf with all its weights and back, so such a pass costs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.onnx.graph.model import to_proto
 from quark.onnx.graph.report import PassReport

@@ -4,7 +4,9 @@ stay float. An architecture without a row is read from its modules (``quark.torc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from quark.dataclass import dataclass
 
 
 @dataclass(frozen=True)

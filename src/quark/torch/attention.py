@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.torch.config.model import QConfig
 from quark.torch.kv_cache import CacheMatch, attach_cache, detach_cache, find_caches
 from quark.torch.softmax import attach_softmax, detach_softmax, find_attention

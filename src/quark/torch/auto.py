@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import QuarkError
 from quark.files.journal import Journal
 from quark.files.private import private_folder

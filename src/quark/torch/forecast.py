@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 
 import torch
 
 from quark.config.plan import Plan
+from quark.dataclass import dataclass
 from quark.torch.config.model import QConfig, check_available
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.layout import store

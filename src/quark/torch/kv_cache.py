@@ -32,7 +32,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from quark.algorithms.hadamard import rotation
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Token
 from quark.torch.config.cache import TOKENS

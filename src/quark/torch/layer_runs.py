@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.files.atomic import part_of
 from quark.measure.distance import Distance

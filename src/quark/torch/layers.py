@@ -7,12 +7,13 @@ read by somebody else (the output projection inside ``nn.MultiheadAttention``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, known, unknown
 from quark.numerics.granularity import Block2D, Channel, Granularity, Group
 

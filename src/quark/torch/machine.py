@@ -9,7 +9,7 @@ times, fusion, kernels that do not exist for a type.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from quark.dataclass import dataclass
 
 
 @dataclass(frozen=True)

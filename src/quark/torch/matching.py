@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from quark.config.plan import NodePlan, Plan
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, nearest
 from quark.numerics.formats import Int
 from quark.numerics.ggml import GGML, Ggml

@@ -8,13 +8,13 @@ The turn is a hook of the layer, so that it stays with it when the layer is quan
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from quark.algorithms.hadamard import Rotation
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
 from quark.torch.config.algo_base import AlgoConfig
 from quark.torch.config.algorithms import RotationConfig, SVDQuantConfig

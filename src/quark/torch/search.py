@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.files.private import private_folder

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from quark import parallel
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.files.private import private_folder

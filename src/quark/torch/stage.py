@@ -3,10 +3,10 @@ row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from quark.config.tensor import TensorSpec
+from quark.dataclass import dataclass
 from quark.numerics.affine import Grid
 from quark.numerics.formats import Block, Format
 from quark.torch.observer import ObserverBase

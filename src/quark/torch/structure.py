@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.torch.algorithms.blocks import Blocks, Stream, find_blocks, record
 from quark.torch.algorithms.context import BlockStore
 from quark.torch.calibration import device_of, evaluating, run

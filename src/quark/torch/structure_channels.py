@@ -12,11 +12,12 @@ Not handled: channels that pass a normalization, or an activation with a bound o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.torch.layers import kind_of, own_parameter
 from quark.torch.probe import Trace, all_equal, edited, powers, trace
 

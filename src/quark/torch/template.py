@@ -13,13 +13,14 @@ Keys and values that one layer makes together are quantized after rotary embeddi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 from torch import nn
 
 from quark.algorithms.names import TORCH
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.architectures import ARCHITECTURES
 from quark.torch.config import schemes

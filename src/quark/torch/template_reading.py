@@ -7,12 +7,12 @@ outside of the language model where it is a part: vision towers, audio encoders,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.torch.experts import UnfusedExperts, is_fused, opening
 from quark.torch.kv_cache import argument_of, role_of
 from quark.torch.layers import kind_of

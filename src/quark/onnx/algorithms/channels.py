@@ -6,11 +6,10 @@ convolution both are the same axis.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.surgery import (
     add_initializer,
     constant_array,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.rules import NodeInfo
+from quark.dataclass import dataclass
 from quark.files.journal import Journal
 from quark.onnx.scratch import Scratch
 

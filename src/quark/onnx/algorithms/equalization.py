@@ -14,13 +14,14 @@ depthwise.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.equalization import Term, equalizing_scales, floored, share, weight_term
 from quark.config.job import Job
+from quark.dataclass import dataclass
 from quark.numerics.granularity import Channel
 from quark.onnx.algorithms.channels import ChannelLayer, layer_of
 from quark.onnx.algorithms.cle import is_homogeneous

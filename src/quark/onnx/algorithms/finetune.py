@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from quark.algorithms.adaquant import adaquant
 from quark.algorithms.adaround import Codes, adaround
 from quark.algorithms.reconstruction import Data, Forward, Settings, Trained, TrainedLayer, check_device, import_torch
 from quark.config.plan import Plan, TensorPlan
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, known
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -11,6 +10,7 @@ import onnx_ir as ir
 from quark.config.plan import Plan, TensorPlan
 from quark.config.rules import NodeInfo, Rule, Rules
 from quark.config.tensor import LayerSpec
+from quark.dataclass import dataclass
 from quark.onnx.algorithms.forward import ACTIVATIONS
 from quark.onnx.graph.surgery import constant_array, input_at, input_name, is_constant, label, sole_consumer
 

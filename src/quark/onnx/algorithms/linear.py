@@ -5,11 +5,10 @@ Not handled: stacked matrices, Gemm that transposes its first input or scales it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.algorithms.channels import write_operand
 from quark.onnx.graph.surgery import constant_array, float_attribute, input_at, int_attribute
 

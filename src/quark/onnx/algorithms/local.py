@@ -11,7 +11,6 @@ Not handled: what the layers before and behind do to the error; ``guard.py`` loo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from quark.config.nbits import NBits, parse_nbits
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
+from quark.dataclass import dataclass
 from quark.numerics.affine import fake_quantize
 from quark.numerics.granularity import Granularity
 from quark.onnx.algorithms.context import Context

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.config.options import Options
+from quark.dataclass import dataclass
 from quark.measure.distance import Distance
 from quark.onnx.graph.run import Feed, Runner, trim_heap
 from quark.onnx.graph.session import Runtime

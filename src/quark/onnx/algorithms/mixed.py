@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from quark.config.job import Job
+from quark.dataclass import dataclass
 from quark.report.values import Table
 
 

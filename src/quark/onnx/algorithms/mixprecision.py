@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from quark import parallel
 from quark.config.job import Job, for_target
 from quark.config.rules import NodeInfo, Rule, Rules
 from quark.config.tensor import LayerSpec
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.measure.distance import Distance

@@ -6,10 +6,11 @@ Beside the inputs of the quantized model may stand those of the float model, sam
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
+
+from quark.dataclass import dataclass
 
 #: What a layer reads in one sample: in the quantized model and, or None, in the float model.
 Pair = tuple[np.ndarray, np.ndarray | None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -11,6 +11,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
+from quark.dataclass import dataclass
 from quark.onnx.algorithms.context import Context
 from quark.onnx.calibration import find_ranges, observe
 from quark.onnx.graph.session import Runtime

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
+from quark.dataclass import dataclass
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
 from quark.onnx.algorithms.losses import Loss, Values, answers, distance_to, gain

@@ -15,12 +15,13 @@ Not handled: Scan-8 (a batch axis that later versions do not have), BatchNormali
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.rewriting import put_behind
 from quark.onnx.graph.surgery import (
     Names,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from quark.dataclass import dataclass
 
 HEAD = 512
 """Bytes at the beginning of a file that are looked at."""

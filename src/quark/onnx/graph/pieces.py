@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, Light, open_light
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,

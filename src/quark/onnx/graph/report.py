@@ -6,7 +6,9 @@ Every pass is a function ``run(model, …) -> PassReport`` that edits the model 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from quark.dataclass import dataclass
 
 
 @dataclass(frozen=True)

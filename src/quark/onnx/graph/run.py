@@ -20,7 +20,6 @@ import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,6 +27,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from quark.dataclass import dataclass
 from quark.errors import DataError, ModelError, check_names, nearest
 from quark.onnx.graph import budget
 from quark.onnx.graph.admission import registered

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from quark.config.options import Options
+from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load, readable_ir_version

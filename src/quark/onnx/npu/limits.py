@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import Plan
+from quark.dataclass import dataclass
 from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.positions import Positions
 from quark.onnx.npu.rules import PositionRule

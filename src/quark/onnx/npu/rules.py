@@ -21,12 +21,12 @@ later, so a weight that moves is rounded again from its float values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.surgery import input_at, sole_consumer
 from quark.onnx.npu.fixed_point import is_sixth
 from quark.onnx.npu.positions import Positions

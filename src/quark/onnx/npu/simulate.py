@@ -7,13 +7,13 @@ float does not run on the device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.plan import Plan
+from quark.dataclass import dataclass
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import Names

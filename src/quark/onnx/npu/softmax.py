@@ -10,11 +10,10 @@ a logit beyond 88 overflows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.surgery import Names, add_initializer, int_attribute, substitute
 
 LOG2_E = 1.4426950408889634

@@ -9,12 +9,12 @@ Stored weights keep their type. Biases whose scale is input scale × weight scal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.errors import check_name
 from quark.onnx.graph.quantized import code_type, stages
 from quark.onnx.graph.report import PassReport

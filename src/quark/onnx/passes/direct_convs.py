@@ -13,11 +13,11 @@ unfolded images that anything else reads, grouped convolutions behind them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.shapes import static_shape

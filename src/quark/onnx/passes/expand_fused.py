@@ -18,12 +18,12 @@ FusedMatMul transposes; operands of unknown rank that it transposes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import STANDS_FOR, rewrite_each
 from quark.onnx.graph.surgery import (

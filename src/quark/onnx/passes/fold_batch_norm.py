@@ -17,12 +17,12 @@ BatchNormalization that others read, operators other than these three.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (

@@ -11,11 +11,12 @@ Not handled: a tensor on the way that others read too, Split, weights that are c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.pattern import scalar
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each

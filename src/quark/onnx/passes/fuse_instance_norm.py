@@ -12,11 +12,10 @@ Not handled: a rank that is not known, scales without one element per channel, f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.pattern import Bound, Pattern, any_, constant, either, match, number, op, scalar
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each

@@ -12,12 +12,12 @@ Not handled: means over axes that are not the last ones, a scale that does not h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.pattern import Bound, Pattern, any_, constant, either, match, number, op, scalar
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each

@@ -7,13 +7,13 @@ tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.plan import TensorPlan
+from quark.dataclass import dataclass
 from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.qdq.initializers import ParameterInitializers, stem

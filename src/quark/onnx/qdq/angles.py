@@ -12,10 +12,11 @@ that lead to them are quantized, but for products of coordinates (a few numbers 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.qdq.index_paths import computes_shapes
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 

@@ -15,7 +15,7 @@ have the type of what they move. Constants are quantized for each reader anyway.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import onnx_ir as ir
 
@@ -24,6 +24,7 @@ from quark.config.overrides import Override, parse_overrides
 from quark.config.plan import Plan, TensorPlan
 from quark.config.rules import Decision
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.dataclass import dataclass
 from quark.onnx.qdq.block_axes import in_blocks
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES, UNSIGNED_OF
 from quark.onnx.qdq.second_type import hand_over, insert

@@ -16,7 +16,7 @@ Not handled: float16 models (the operators are float32), nodes inside If and Loo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -24,6 +24,7 @@ from quark.config.job import Job
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.dataclass import dataclass
 from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.graph.surgery import attribute, float_attribute, input_at, int_attribute, is_constant, operand, own_copy
 from quark.onnx.qdq import slots

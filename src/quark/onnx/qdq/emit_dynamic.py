@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.plan import Plan
+from quark.dataclass import dataclass
 from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.graph.surgery import (
     Names,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -12,6 +11,7 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
+from quark.dataclass import dataclass
 from quark.onnx.graph.surgery import name_apart
 from quark.onnx.qdq.dynamic import place_dynamic
 from quark.onnx.qdq.emit import emit

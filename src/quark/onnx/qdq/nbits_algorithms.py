@@ -10,12 +10,12 @@ magnitude on the highest code. Otherwise the group's range, with 0 in it, is spr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from quark.algorithms.hqq import HQQParameters, hqq
 from quark.config.nbits import NBits
+from quark.dataclass import dataclass
 from quark.numerics.elements import Element
 from quark.numerics.formats import get_format
 

@@ -6,8 +6,9 @@ A row is all that placement knows of an operator. Rows follow the patterns that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from quark.dataclass import dataclass
 
 #: own: the output has a range of its own; same: it shares the parameters of the data input; none: not a float tensor.
 Output = Literal["own", "same", "none"]

@@ -9,12 +9,13 @@ Without it the type of the later entry of the configuration holds for all reader
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
+from quark.dataclass import dataclass
 from quark.onnx.qdq.block_axes import in_blocks
 from quark.onnx.qdq.second_type import hand_over, insert
 

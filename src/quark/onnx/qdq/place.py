@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import onnx_ir as ir
 
@@ -17,6 +17,7 @@ from quark.config.job import Job
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import Decision, NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.dataclass import dataclass
 from quark.errors import check_name
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor

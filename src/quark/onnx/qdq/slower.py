@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from importlib.resources import files
 
 import onnx_ir as ir
 
+from quark.dataclass import dataclass
 from quark.onnx.graph.shapes import prove_shapes
 from quark.onnx.graph.surgery import int_attribute, is_constant, sole_consumer
 from quark.onnx.qdq import slots

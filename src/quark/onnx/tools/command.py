@@ -11,10 +11,10 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quark.dataclass import dataclass
 from quark.errors import QuarkError, check_name
 
 MODEL_FLAGS = ("model", "model_path")

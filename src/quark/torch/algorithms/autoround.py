@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,6 +16,7 @@ from torch import nn
 from torch.func import functional_call
 
 from quark.algorithms.autoround import Learned
+from quark.dataclass import dataclass
 from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, float_weights, set_matrix
 from quark.torch.algorithms.grids import grid_of

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import BlockRun, Enough, Stream, find_blocks, record

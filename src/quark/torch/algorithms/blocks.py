@@ -16,13 +16,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, unknown
 from quark.torch.algorithms.context import BlockStore
 from quark.torch.calibration import arguments_of, run

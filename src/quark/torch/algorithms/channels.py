@@ -21,11 +21,11 @@ scales that come out must stand the error of the whole layers (``scaling.Judge``
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from quark.dataclass import dataclass
 from quark.numerics.granularity import Group
 from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone
 from quark.torch.algorithms.context import new_quantizer

@@ -10,9 +10,11 @@ group is rounded anew. ScaledColumns lie one after the other in memory: [groups,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
+
+from quark.dataclass import dataclass
 
 PROBES = 8  # columns of each group
 

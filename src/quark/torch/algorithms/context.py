@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.torch.calibration import disabled
 from quark.torch.fake_quantize import Quantizer, make_quantizer
 from quark.torch.layers import LayerKind, own_parameter

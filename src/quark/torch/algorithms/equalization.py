@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 from quark.algorithms.equalization import Term, equalizing_scales, floored, share, weight_term
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
 from quark.numerics.granularity import Channel
 from quark.torch.algorithms.answers import walk_of

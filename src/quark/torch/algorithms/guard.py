@@ -12,13 +12,13 @@ four samples the error must fall by 2 %.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.measure.score import WORTH
 from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
 from quark.torch.algorithms.context import Context

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
+from quark.dataclass import dataclass
 from quark.numerics.granularity import Group
 from quark.torch.algorithms.context import new_quantizer
 from quark.torch.algorithms.scaling import PlaceInputs

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch import nn
 from quark.algorithms.adaquant import adaquant
 from quark.algorithms.adaround import Codes, adaround
 from quark.algorithms.reconstruction import Data, Settings, Trained, TrainedLayer
+from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.numerics.elements import Int
 from quark.torch.algorithms.answers import some_rows

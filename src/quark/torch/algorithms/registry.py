@@ -7,9 +7,10 @@ tune        finds better quantized weights, at final scales
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.numerics.ggml import Ggml
 from quark.torch.algorithms.autoround import run_autoround

@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from quark.algorithms.hadamard import Rotation, rotation
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
 from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
 from quark.torch.algorithms.context import Context

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from quark.algorithms.smoothquant import shared_channels
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, known, unknown
 from quark.torch.algorithms.answers import BlockWalk, walk_of
 from quark.torch.algorithms.blocks import BlockRun, Stream, first

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 from quark.algorithms.columns import Columns
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
 from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, float_weights, matrix, set_matrix

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, ClassVar
 
 from quark.algorithms.names import TORCH
 from quark.algorithms.own import OwnAlgorithm
 from quark.config.algorithm import AlgorithmSettings, plain, read
+from quark.dataclass import dataclass
 
 
 @dataclass

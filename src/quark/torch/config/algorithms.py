@@ -6,13 +6,14 @@ they are found from the modules. Values that no algorithm can use are refused wh
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, make_dataclass
+from dataclasses import asdict, field, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from quark.algorithms.own import OWN
 from quark.config.algorithm import COUNT, NOT_NEGATIVE, ON, POSITIVE, RATIO, SHARE, SHARES, Bounds, one_of
 from quark.config.known_fields import KnownFields
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.reading import read_json
 from quark.torch.config.algo_base import AlgoConfig

@@ -11,12 +11,13 @@ Fields that are recorded but not used yet are refused by name when a model is qu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from quark import __version__
 from quark.config.known_fields import KnownFields
 from quark.config.tensor import TensorSpec
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_names
 from quark.numerics.granularity import Channel, Tensor
 from quark.torch.config.algorithms import AlgoConfig

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.torch.config.type import TQTThresholdInitMeth, member
 from quark.torch.observer import ObserverBase, TQTDivergenceObserver, TQTObserver

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quark.config.known_fields import KnownFields
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
 from quark.torch import observer as observers
 from quark.torch.config.tensor import QTensorConfig

@@ -5,9 +5,10 @@ Helpers differ in data type, scheme and defaults only, so each is a row: its sch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.torch import observer as observers
 from quark.torch.config.spec_schemes import (

@@ -14,11 +14,12 @@ scale taken from the data), "e5m3" AMD FP4, "float32" or None plain scales of ``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, NoReturn
 
 from quark.config.known_fields import KnownFields
 from quark.config.tensor import TensorSpec, narrow_of, scale_rule_of
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_name, check_names, unknown
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import Element

@@ -12,10 +12,10 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from quark import __version__
+from quark.dataclass import dataclass
 from quark.errors import printable
 from quark.files.folder import new_folder
 from quark.report import file_size

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.files.atomic import check_name
 from quark.reading import reason_of, regular_file

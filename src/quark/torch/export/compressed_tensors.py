@@ -17,12 +17,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, as_a, known
 from quark.files.folder import new_folder
 from quark.numerics import granularity

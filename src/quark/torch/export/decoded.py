@@ -8,11 +8,11 @@ compressed-tensors   decoded by the library
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from quark.dataclass import dataclass
 from quark.numerics.blocks import FP4
 from quark.numerics.granularity import Block2D
 from quark.numerics.packing import AWQ_ORDER, unpack

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from io import StringIO
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
 from quark.torch.config.schemes import NAMES
 

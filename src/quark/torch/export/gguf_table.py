@@ -6,7 +6,9 @@ Each row was compared with transformers in a real llama.cpp (``tests/consumers/l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+
+from quark.dataclass import dataclass
 
 
 @dataclass(frozen=True)

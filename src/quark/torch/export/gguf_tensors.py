@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError, as_a
 from quark.numerics.ggml import Ggml
 from quark.numerics.ggml_bytes import BLOCK, Fields, mxfp4_block

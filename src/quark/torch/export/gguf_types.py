@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, as_a
 from quark.numerics.elements import Int
 from quark.numerics.ggml import GGML

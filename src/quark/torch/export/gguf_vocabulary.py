@@ -10,12 +10,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.files.untrusted import OpenSchema, checked
 from quark.reading import reason_of

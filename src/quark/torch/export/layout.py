@@ -17,11 +17,12 @@ The layouts are those of the peer where it has one that can be read back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, as_a
 from quark.numerics.affine import axis_of, dequantize, quantize
 from quark.numerics.blocks import Block, Encoded

@@ -11,12 +11,13 @@ the mask takes what is in the window.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
 
 BATCH, NEW, PAST = 2, 3, 5  # sizes to trace with: a size of 1 would be taken for one that never varies

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.torch.experts import UnfusedExperts, numbered_stacks
 from quark.torch.export.layout import Form
 from quark.torch.export.shards import Item

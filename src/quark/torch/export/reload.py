@@ -9,13 +9,13 @@ the configuration asks for, or the tensor is named in an error.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint

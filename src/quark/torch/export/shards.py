@@ -14,12 +14,12 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import torch
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.torch.export.layout import Form
 

@@ -9,11 +9,11 @@ everything else                                 as it is; tensors shared under s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError, known
 from quark.torch.export.extras import extra_items
 from quark.torch.export.layout import CODES, Stored, layout_of_quantizer, store

@@ -12,12 +12,12 @@ points, as the peer does; int3 is not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
 import torch
 
+from quark.dataclass import dataclass
 from quark.numerics.elements import Element, Int
 from quark.numerics.packing import AWQ_ORDER, pack, unpack
 from quark.torch.config.type import code_type

@@ -8,11 +8,11 @@ refine   HQQ: each weight by itself, when its file is written       (``quantize.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from quark.config.plan import Plan
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
 from quark.torch.algorithms.registry import algorithm_of, check_order
 from quark.torch.config.algorithms import AlgoConfig, HQQConfig, SVDQuantConfig

@@ -10,7 +10,7 @@ import ctypes
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from quark.config.plan import Plan
+from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.files.journal import Journal
 from quark.torch.algorithms.blocks import find_blocks

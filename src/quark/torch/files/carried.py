@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import as_a
 from quark.files.untrusted import Schema
 from quark.numerics.affine import axis_of

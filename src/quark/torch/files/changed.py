@@ -13,7 +13,7 @@ Not handled: SVDQuant, which puts modules beside layers, and is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,6 +21,7 @@ import torch
 from pydantic import Field
 
 from quark.algorithms.hadamard import Rotation
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.torch.algorithms.context import Context, Undo

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError, QuarkError
 from quark.reading import reason_of
 from quark.torch.export.decoded import Decoder

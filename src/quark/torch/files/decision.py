@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from math import prod
 
 import torch
 
 from quark.config.plan import Plan
+from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint

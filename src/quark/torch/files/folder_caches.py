@@ -8,7 +8,7 @@ The programs that these folders are for quantize keys behind the rotary embeddin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError, as_a
 from quark.torch.config import specs
 from quark.torch.config.model import QLayerConfig

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError, as_a, check_name
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.experts import count_of, fact, is_fused, layers_of, stacked_name, unfuse_experts

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
 from quark.numerics.packing import unpack
 from quark.torch.config import schemes as known_schemes

@@ -4,7 +4,6 @@ decoders (``METHODS``), and their grids in our words (``GRIDS``)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.decoded import COMPRESSED, Parts, decompressor

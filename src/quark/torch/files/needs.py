@@ -12,10 +12,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from quark.dataclass import dataclass
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from quark import parallel
 from quark.algorithms.hadamard import Rotation
 from quark.config.plan import Plan
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.atomic import part_of
 from quark.files.folder import is_detour

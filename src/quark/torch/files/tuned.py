@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from quark.dataclass import dataclass
 from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.registry import run_algorithms
 from quark.torch.attention import find_targets

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.torch.export.checkpoint import opened, tensor_of
 from quark.torch.export.decoded import Windows

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from quark.dataclass import dataclass
 from quark.torch.graph.calls import tensor_of
 
 

@@ -11,13 +11,13 @@ masks              what carries a mask, from the node that puts it in to the one
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from quark.dataclass import dataclass
 from quark.numerics.masks import FAR_ABOVE, MASK_VALUE, is_mask
 from quark.torch.graph import isolated
 from quark.torch.graph.calls import first, is_real, operator

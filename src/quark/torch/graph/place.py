@@ -12,12 +12,12 @@ Layers are called as in the model (``features.3.squeeze``), operators by the mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from torch import nn
 from torch.fx import GraphModule, Node
 
 from quark.config.plan import NodePlan, Plan
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Tensor
 from quark.torch.config.model import QConfig

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from quark.algorithms.own import OwnAlgorithm
 from quark.config.algorithm import AlgorithmSettings, plain
+from quark.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, make_dataclass, replace
+from dataclasses import make_dataclass, replace
 from typing import Any, ClassVar, cast
 
 from quark.algorithms.names import ONNX
@@ -22,6 +22,7 @@ from quark.config.algorithm import (
     read,
 )
 from quark.config.tensor import TensorSpec
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.quantization.config.algo_base import AlgoConfig

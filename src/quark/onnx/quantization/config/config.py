@@ -6,7 +6,7 @@ Both compile to a ``Job``. Compiling reads them and never changes them, so one o
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from quark.config.job import Job, Target, for_target
@@ -15,6 +15,7 @@ from quark.config.options import Options, parse_options
 from quark.config.presets import PRESETS, Preset, get_preset
 from quark.config.rules import Rule, Rules
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.numerics.formats import get_format
 from quark.observers import distribution

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from quark.config.algorithm import COUNT, INDEX, NOT_NEGATIVE, POSITIVE, SHARE, Allowed, Bounds, one_of
+from quark.dataclass import dataclass
 from quark.errors import nearest
 from quark.onnx.quantization.config.algo_base import AlgoConfig
 

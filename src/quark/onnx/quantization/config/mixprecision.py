@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from quark.config.algorithm import COUNT, INDEX, Bounds, one_of
 from quark.config.rules import Subgraph
 from quark.config.tensor import LayerSpec
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
 from quark.onnx.quantization.config.algo_base import AlgoConfig
 from quark.onnx.quantization.config.candidates import candidate

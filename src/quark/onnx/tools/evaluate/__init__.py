@@ -13,11 +13,11 @@ arrays of text or objects, several arrays in one file (NPZ).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.numerics import metrics
 from quark.numerics.array_files import load_array

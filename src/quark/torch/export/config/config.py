@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
+from quark.dataclass import dataclass
 from quark.errors import check_name
 from quark.torch.export.skeleton import FORMATS
 from quark.torch.export.storage import PACK_METHODS
