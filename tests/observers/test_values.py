@@ -9,8 +9,9 @@ import pytest
 from tests.observers.test_golden import GOLDEN, NAMES, TYPES, grid, stored
 
 from quark.errors import ConfigError
-from quark.numerics.affine import fake_quantize
-from quark.observers import SEARCHES, Histogram, Memory, Values
+from quark.numerics.affine import Grid, fake_quantize
+from quark.numerics.formats import get_format
+from quark.observers import SEARCHES, Histogram, Memory, Values, mse
 
 
 def series(seed: int = 0) -> list[np.ndarray]:
@@ -72,6 +73,15 @@ def test_the_second_look_is_no_worse_than_the_first(kind: str) -> None:
     second = SEARCHES["mse"].find(filled(Values(32), series()), target, {"keep": Memory})
     assert error(x, second, target) <= error(x, first, target)
     assert (second != first) == (kind != "int8_sym")  # there the first is the best already
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_one_threshold_is_one_after_the_second_look(wanted: bool) -> None:
+    """Of values that lie otherwise above 0 than below; both sides are found on their own where nothing asks for one."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.standard_normal(4000), 9 * rng.random(6), -5 * rng.random(3)]).astype(np.float32)
+    low, high = mse.search(filled(Values(128, Memory()), [x]), Grid(get_format("int4"), False, False), wanted)
+    assert x.min() < low < 0 < high < x.max() and (low == -high) is wanted
 
 
 @pytest.mark.golden

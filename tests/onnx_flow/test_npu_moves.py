@@ -172,3 +172,16 @@ def test_moves_are_counted_until_nothing_changes(rounds: int) -> None:
     assert (report.fired, len(report.refused)) == (2 * min(rounds, 2), 1)
     once = limits.limit(model, plan, both[:1], rounds)
     assert (once.fired, len(once.refused)) == (1, rounds == 1)
+
+
+def test_rules_go_on_while_one_that_repeats_moves_something() -> None:
+    """Beside it one that moves another tensor in the first round, and does not ask for a second."""
+    model = load(models.model("g (float[2] x) => (float[2] y) { y = Relu (x) }", {}, 17))
+    plan, spec = Plan(), TensorSpec("int8", scale_rule="power_of_two")
+    for name in "xy":
+        plan.put(TensorPlan(name, "activation", spec, "", name, scale=np.float32(1)))
+    once = rules.PositionRule("once", "", frozenset(["Relu"]), lambda node, at: iter([("x", 4)]), repeats=False)
+    up = rules.PositionRule("up", "", frozenset(["Relu"]), lambda node, at: iter([("y", min(int(at.of("y")) + 1, 3))]))
+    report = limits.limit(model, plan, [once, up], 9)
+    assert (report.fired, report.refused) == (1 + 3, ())
+    assert [float(plan.tensors[name].scale) for name in "xy"] == [2.0**-4, 2.0**-3]
