@@ -164,6 +164,21 @@ def test_averages_whose_scale_the_runtime_refuses(
     assert runtime_faults._is_much_finer(node, origin) is expected
 
 
+@pytest.mark.parametrize("why", ["_overflows", "_is_dilated", "_is_much_finer", None])
+def test_one_reason_is_enough_to_read_a_copy(why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the pair and the readers that one of the reasons names; others read on as they did."""
+    model = named("""g (int8[2] c, float s) => (float[2] y, float[2] z) {
+        x = DequantizeLinear (c, s) y = Softmax (x) z = Sqrt (x) }""")
+    for name in ("_overflows", "_is_dilated", "_is_much_finer"):
+        own = lambda node, *more, told=name == why: told and node.op_type == "Softmax"  # noqa: E731
+        monkeypatch.setattr(runtime_faults, name, own)
+    runtime_faults._spare_float(model, Names(model))
+    read = {node.op_type: node.inputs[0].name for node in model.graph}  # type: ignore[union-attr]
+    assert read == {"DequantizeLinear": "c", "Softmax": "x", "Sqrt": "x"} | (
+        {"Max": "x", "Softmax": "x_copy"} if why else {}
+    )
+
+
 @pytest.mark.parametrize(("length", "expected"), [(1, True), (2, True), (3, False)])
 def test_softmax_over_two_entries_or_one(length: int, expected: bool) -> None:
     model = named(f"g (float[{length}] x) => (float[{length}] y) {{ y = Softmax (x) }}")

@@ -34,6 +34,7 @@ from quark.onnx.qdq import (
     tables,
 )
 from quark.onnx.qdq.index_paths import computes_shapes
+from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
 
 
 def placement_of(plan: Plan, options: Options, rank: int) -> place.Placement:
@@ -53,6 +54,22 @@ def test_the_last_entry_of_the_highest_rank_decides_at_a_shared_tensor() -> None
     for rank, format in ((2, "int8"), (1, "int16"), (2, "uint8")):
         first.add(value, TensorSpec(format, symmetric=format[0] == "i"), format, rank)
     assert first.plan.tensors["x"].spec.format == "int8"
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_pair_of_its_own_is_for_a_layer_that_reads_what_others_read(readers: int, own: bool) -> None:
+    model = named("g (float[2] x) => (float[2] y, float[2] z) { h = Abs (x) y = Sqrt (h) z = Exp (h) }")
+    layer = LayerSpec(TensorSpec("int16"), None, None, None)
+    placement = placement_of(Plan(), Options(), 0)
+    placement.decisions["n2"] = Decision(layer, "because", 2, own_inputs=own)  # type: ignore[index]
+    placement.plan.nodes["n2"] = NodePlan("n2", "Sqrt", True, "because")
+    if readers == 1:
+        model.graph[2].replace_input_with(0, model.graph.inputs[0])
+    place._quantize_node(model.graph[1], OP_RULES.get("Sqrt", GENERIC), layer, placement)
+    apart = own and readers == 2
+    assert [one.value.name for one in placement.apart] == ["h"] * apart
+    assert ("h" in placement.plan.tensors) is not apart
 
 
 @pytest.mark.parametrize("asked, format, joined", [
