@@ -15,6 +15,8 @@ from quark.onnx import image_files
 from quark.onnx.graph import budget
 from quark.onnx.qdq import masks
 
+model_files = pytest.importorskip("quark.torch.export.model_files")
+
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 #: How each row of the table begins -> the constants, in its order.
@@ -28,6 +30,7 @@ CODE = {
     "one array of a `.npz`": [array_files.WHOLE],
     "header of a `.npy`": [array_files.LONGEST_HEADER, array_files.MOST_AXES],
     "a text or JSON file": [reading.LARGEST_TEXT],
+    "a file beside the tensors": [model_files.COPIED],
     "a configuration, recipe or plan": [untrusted.CONFIG_BYTES],
     "a file that an interrupted job": [untrusted.STATE_BYTES],
     "the decisions in a model's metadata": [untrusted.WORDS],

@@ -177,7 +177,7 @@ def test_the_range_of_a_constant_is_that_of_its_values(values: list[float]) -> N
 
 
 @pytest.mark.parametrize(("scale", "zero", "expected"), [
-    (1 / 256, "INT8", False), (1 / 257, "INT8", True), (1 / 128, "INT8", False), (1 / 128, "UINT8", True),
+    (1 / 256, "INT8", False), (1 / 256.5, "INT8", True), (1 / 128, "INT8", False), (1 / 128, "UINT8", True),
     (1 / 128, None, True),
 ])  # fmt: skip
 def test_softmax_over_an_axis_of_unknown_length(scale: float, zero: str | None, expected: bool) -> None:

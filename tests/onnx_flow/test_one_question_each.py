@@ -94,6 +94,18 @@ def test_what_a_layout_operator_writes_shares_the_parameters_of_what_it_reads(
     assert found.spec.format == ("int8" if joined else "int16")
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_what_carries_a_mask_stays_float_behind_a_layout_operator(masked: bool) -> None:
+    node = named("g (float[2, 3] x) => (float[3, 2] y) { y = Transpose (x) }").graph[0]
+    plan = Plan()
+    plan.nodes["n1"] = NodePlan("n1", "Transpose", True, "default")
+    plan.put(planned("x"))
+    placement = placement_of(plan, Options(), 0)
+    placement.masked |= {node.outputs[0]} if masked else set()
+    place._pass_through(node, LayerSpec(TensorSpec("int8"), None, None, None), placement)
+    assert ("y" in plan.tensors) is not masked
+
+
 @pytest.mark.parametrize("inputs, alone, known, told", [
     (True, False, True, None), (False, False, True, "weights only"), (True, True, True, "weights only"),
     (True, False, False, "its input is not quantized"),
@@ -232,6 +244,19 @@ def test_the_mean_of_the_device_is_the_nearest_that_it_has(count: int) -> None:
     assert abs(factor / count - Fraction(1, count)) <= best + Fraction(1, 10**15)
     if count & (count - 1) == 0:
         assert factor == 1
+
+
+def test_two_activations_are_multiplied_without_a_weight() -> None:
+    model = named("g (float[2, 4] x, float[4, 3] z) => (float[2, 3] y) { y = MatMul (x, z) }")
+    plan = Plan()
+    layer = LayerSpec(TensorSpec("uint8"), TensorSpec("int8"), None, None)
+    dynamic._add(model.graph[0], layer, "because", plan, model)
+    assert {tensor.name: tensor.role for tensor in plan} == {"x": "activation", "z": "activation"}
+
+
+def test_a_tensor_of_unknown_shape_has_no_axes() -> None:
+    node = ir.node("Gemm", [ir.Value(name="x"), ir.Value(name="w", shape=ir.Shape([4, 3])), None])
+    assert [dynamic._rank(node, position) for position in range(4)] == [0, 2, 0, 0]
 
 
 @pytest.mark.parametrize("kind, expected", [("float", None), ("float16", "it computes on other types than float32")])

@@ -359,6 +359,8 @@ def softmax(shape: str, dtype: str, attributes: str = "", opset: int = 17) -> ir
         ("float[1, 2, 1]", "int8", "", 11, True),
         ("float[1, 2, 2]", "int8", "", 11, False),
         ("float[1, 2, 2]", "int8", "", 13, True),
+        ("float[2, 3]", "int8", "<axis = 0>", 13, True),
+        ("float[2, 3]", "int8", "<axis = 0>", 11, False),
         ("float[1, 2, 2]", "int8", "<axis = 2>", 11, True),
         ("float[4, N]", "uint8", "", 17, True),
         ("float[4, N]", "int8", "", 17, False),

@@ -381,7 +381,7 @@ def test_a_file_is_whole_where_it_ends_as_its_header_says(name: str, tmp_path: P
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize(
-    "span", [(-3.0, -0.1), (-5.0, -0.1), (-9.0, -8.1), (0.1, 3.0), (0.1, 9.0), (0.0, 0.0), (-3.9, 3.9)]
+    "span", [(-3.0, -0.1), (-5.0, -0.1), (-7.0, -3.0), (-9.0, -8.1), (0.1, 3.0), (0.1, 9.0), (0.0, 0.0), (-3.9, 3.9)]
 )
 def test_scales_of_float16_that_leave_half_of_the_codes(
     span: tuple[float, float], symmetric: bool, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from tests.torch_flow.export.networks import llama
 
 from quark.cli import main
 from quark.errors import ConfigError
-from quark.torch.export.card import Card, facts, loader_of, text_of, uses, without_own
+from quark.torch.export.card import Card, facts, loader_of, text_of, uses, without_own, write_card
 from quark.torch.export.formats import FORMATS, check_formats, row_of
+from quark.torch.export.model_files import COPIED, copy_files
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -109,6 +111,27 @@ def made(format: str = "quark", scheme: str = "int8", **given: Any) -> Card:
 
 def rows(card: Card) -> dict[str, str]:
     return dict(line.strip("| ").split(" | ") for line in facts(card).splitlines()[2:])
+
+
+@pytest.mark.parametrize("bytes", [COPIED, COPIED + 1, 2**40])
+def test_files_that_would_fill_the_disk_are_not_copied(
+    bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sparse ones: a card of a terabyte was read for minutes, and a template copied to the last byte of the disk."""
+    source, target = tmp_path / "source", tmp_path / "made"
+    names = ("README.md", "LICENSE", "chat_template.jinja")
+    for folder in (source, target):
+        folder.mkdir()
+    for name in names:
+        with (source / name).open("wb") as file:
+            file.truncate(bytes)
+    went = list[str]()
+    monkeypatch.setattr(shutil, "copyfile", lambda path, goal: went.append(path.name))
+    monkeypatch.setattr(Path, "read_text", lambda path, *given: went.append(path.name) or "")
+    copy_files(source, target)
+    write_card(target, source, made())
+    assert sorted(went) == (sorted([*names, "LICENSE"]) if bytes == COPIED else [])
+    assert caplog.text.count("is not copied") == (0 if bytes == COPIED else 4)
 
 
 def test_facts_that_there_are_none_of_have_no_row() -> None:

@@ -19,6 +19,7 @@ from torch import nn
 from quark.errors import ConfigError, ModelError
 from quark.numerics.ggml import GGML
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.export import gguf_vocabulary
 from quark.torch.export.api import export_gguf, export_safetensors, import_model_from_safetensors
 from quark.torch.export.before_work import check_before_work
 from quark.torch.export.gguf_vocabulary import pre_tokenizer
@@ -181,6 +182,26 @@ def test_byte_level_vocabulary(bpe: Path, tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="qwen2.gguf")
     text = "the quick models answer 123"
     assert tokenizer(text)["input_ids"] == source(text)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+@pytest.mark.parametrize("cls", ["<cls>", None])
+def test_what_begins_a_text_is_cls_in_wordpiece_alone(
+    kind: str, cls: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = ["<cls>", "<s>", "a"]
+    told = {"bos_token": "<s>", "cls_token": cls} if cls else {"bos_token": "<s>"}
+    added = [{"id": number, "content": text} for number, text in enumerate(tokens[:2])]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE"}, "added_tokens": added}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    found = (kind, list(tokens), [0.0] * 3, [1] * 3)
+    monkeypatch.setattr(gguf_vocabulary, "pre_tokenizer", lambda path, family: "gpt-2")
+    monkeypatch.setattr(gguf_vocabulary, "json_tokens", lambda path, size: found)
+    monkeypatch.setattr(gguf_vocabulary, "json_rules", lambda path: None)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    gguf_vocabulary.add_vocabulary(writer, tmp_path, 3, "gpt2")
+    beginning = writer.kv_data[0].get("tokenizer.ggml.bos_token_id")
+    assert beginning is not None and beginning.value == (0 if kind == "bert" and cls else 1)
 
 
 def test_tied_and_reloaded_models(bpe: Path, tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_a_weight_is_read_as_the_model_computes_with_it(name: str) -> None:
     nodes, result = nodes_of(Marked("w", quantizer, X), "")
     np.testing.assert_allclose(run(nodes, result, np.zeros(1, np.float32)), wanted, rtol=1e-6, atol=0)
     assert all(one.name.startswith("w.") for one in nodes.constants)
+    assert all(node.input[-1] for node in nodes.nodes), "an input that is left out stands between others"
 
 
 @pytest.mark.parametrize("size, axis, fits", [(24, -1, False), (16, -1, True), (2, 0, False), (128, -1, True)])

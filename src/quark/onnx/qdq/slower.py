@@ -270,7 +270,7 @@ def _units(graph: Sequence[ir.Node], members: set[ir.Node]) -> list[_Unit]:
             unit, elements = of_node[gate], _elements(node.outputs[0]) or 0
             unit.float_time, unit.integer_time = _time("SiLU", "float", elements), _time("SiLU", "integer", elements)
             float_time = integer_time = 0.0
-        elif before in members and before in of_node:
+        elif before in of_node:
             unit = of_node[before]
             float_time = 0.0 if before.op_type in ("Conv", "ConvTranspose") else float_time
             integer_time = 0.0 if node.op_type in _CLIPS else integer_time

@@ -20,7 +20,7 @@ from quark.errors import printable
 from quark.files.folder import new_folder
 from quark.report import file_size
 from quark.torch.export.formats import ANY, FORMATS, PROGRAMS, row_of
-from quark.torch.export.model_files import read_object
+from quark.torch.export.model_files import is_copied, read_object
 
 CARD = "README.md"
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
@@ -67,10 +67,11 @@ class Card:
 
 def write_card(folder: Path, source: Path, card: Card) -> None:
     """Write ``README.md`` into ``folder``, and copy the licence files of ``source``; what is there stays."""
-    original = (source / CARD).read_text("utf-8", "replace") if (source / CARD).is_file() else ""  # quoted, not read
+    above = source / CARD  # quoted, not read
+    original = above.read_text("utf-8", "replace") if above.is_file() and is_copied(above) else ""
     with new_folder(folder, beside=True, begun=True) as draft:
         for path in sorted(path for pattern in LICENCES for path in source.glob(pattern)):
-            if path.is_file():
+            if path.is_file() and is_copied(path):
                 shutil.copyfile(path, draft / path.name)
         (draft / CARD).write_text(text_of(card, original, folder), encoding="utf-8")
 

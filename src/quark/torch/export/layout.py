@@ -236,7 +236,7 @@ class BlockLayout(Layout):
         }
         if encoded.shift is not None:
             stored[self.name("scale", 1)] = SHIFTS.put(encoded.shift, self.pack_method)
-        if scale is not None and self.block.tensor_scale:
+        if scale is not None:
             stored[self.name("scale", 1)] = scale.float().reshape(())
         return stored
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ from quark.torch.export.stored import StoredTensor
 from quark.torch.quantized_layer import QuantLayer
 from quark.torch.template_reading import word_embeddings
 
+log = logging.getLogger(__name__)
+
 WRITTEN = ("config.json", "README*")
 OUTDATED = (  # how AutoGPTQ, AutoAWQ, ModelOpt, llm-compressor and others quantized the source
     *("quantize_config.json", "quant_config.json", "hf_quant_config.json", "quantization_config.json"),
@@ -36,6 +39,7 @@ WEIGHTS = (
 GENERATION = "generation_config.json"
 TEMPLATES = "additional_chat_templates"
 STAGES = "modules.json"  # of sentence-transformers: folders with pooling and the like, which have tensors of their own
+COPIED = 2**30  # bytes of a file that is copied along: a sparse one of a terabyte would fill the disk
 DIFFUSERS_STEM = "diffusion_pytorch_model"
 
 
@@ -149,9 +153,17 @@ def copy_files(source: Path, folder: Path) -> None:
     """
     for path in beside(source):
         goal = folder / path.relative_to(source)
-        if not goal.exists():
+        if not goal.exists() and is_copied(path):
             goal.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, goal)
+
+
+def is_copied(path: Path) -> bool:
+    """Whether a file goes along; one that is too large stays where it is, and that is said."""
+    size = path.stat().st_size
+    if size > COPIED:
+        log.warning("%s has %d bytes and is not copied: files beside the tensors are up to %d", path, size, COPIED)
+    return size <= COPIED
 
 
 def beside(source: Path) -> Iterator[Path]:

@@ -56,7 +56,7 @@ def own_tensors(model: nn.Module, layers: Mapping[str, QuantLayer]) -> Iterator[
     hidden |= {f"{name}.{key}" for name, layer in layers.items() for key in numbered_names(layer)}
     aliases = {f"{name}.{slot}" for name in names_of(model, layers) if name not in layers for slot in OWN}
     seen: set[tuple[object, ...]] = set()
-    state, tied = model.state_dict(keep_vars=True), tied_names(model)
+    state, tied = model.state_dict(), tied_names(model)
     for name in sorted(state, key=lambda name: name in tied):
         value = state[name]
         if name in aliases or name in hidden or any(owner in hidden for owner in prefixes(name)):
