@@ -262,13 +262,15 @@ def prepare(model: ir.Model, job: Job, write: bool = True, of: object = None) ->
     inline_functions(model)
     prove_shapes(model)
     check_sizes(model)
-    reports += run_steps(model, FIRST, job)
-    constants.lift_constant_nodes(model.graph)
+    done = run_steps(model, FIRST, job)
+    lifted = constants.lift_constant_nodes(model.graph)
     job = _for_one_scale(_for_float16(job, is_float16(model)))
     if recipe is None and not job.options.SkipPreprocess:
-        reports += run_steps(model, PREPARE, job)
-    prove_shapes(model)
-    check_sizes(model)
+        done += run_steps(model, PREPARE, job)
+    if lifted or any(report.fired for report in done):  # else it is the graph whose shapes were proved
+        prove_shapes(model)
+        check_sizes(model)
+    reports += done
     moved = frozenset(channels_last_inputs(model) - last)
     return Prepared(model, job, reports, moved, () if recipe is None else recipe.after, stated)
 
