@@ -24,6 +24,7 @@ from quark.reading import parse_json, read_json, read_text, reason_of, regular_f
 from quark.report.progress import bars
 from quark.search.function import load_function
 from quark.torch.calibration import RAISED_BY
+from quark.torch.export.model_files import name_inside
 from quark.torch.template_reading import vocabularies
 
 Ids = torch.Tensor
@@ -106,7 +107,7 @@ def _kind(config: Mapping[str, Any]) -> Any:
     from transformers.models.auto import modeling_auto
 
     listed = config.get("architectures")
-    named = listed[0] if isinstance(listed, list) and listed else ""
+    named = name_inside(str(listed[0])) if isinstance(listed, list) and listed else ""
     tables = (table for name, table in vars(modeling_auto).items() if re.fullmatch("MODEL_.*MAPPING_NAMES", name))
     known = any(named in ([one] if isinstance(one, str) else one) for table in tables for one in table.values())
     return getattr(transformers, named) if known else transformers.AutoModelForCausalLM

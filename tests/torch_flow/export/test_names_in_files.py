@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from quark.torch.export import original, places
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors, language
+from quark.torch.export import card, model_files, original, places
+from quark.torch.files.quantize import quantize_checkpoint
 
 SIZES = {
     "vocab_size": 32,
@@ -69,3 +72,33 @@ def test_tensors_in_a_file_are_those_that_transformers_writes(kind: str, tmp_pat
         assert all(torch.equal(found[name], value) for name, value in state.items())
     lacking = SimpleNamespace(tensors=lambda: ((name, file[name]) for name in sorted(file)[1:]))
     assert len(dict(places.inside(model, held, lacking, "quark"))) == len(state) - 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("own", model_files.HUB_NAMES)
+def test_classes_have_the_name_that_their_checkpoints_have_on_the_hub(own: str, tmp_path: Path) -> None:
+    """vLLM looks for that name, which differs from the class of transformers; both are known when a folder is read."""
+    outside = model_files.HUB_NAMES[own]
+    assert outside != own and outside.lower() == own.lower() and not hasattr(transformers, outside)
+    assert model_files.class_named(outside) is model_files.class_named(own) is getattr(transformers, own)
+    assert language._kind({"architectures": [outside]}) is language._kind({"architectures": [own]})
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [outside]}))
+    assert card.loader_of(tmp_path) == ("AutoModelForCausalLM" if own.endswith("CausalLM") else own)
+
+
+def test_phimoe_under_its_name_on_the_hub_is_quantized_from_files_and_read_again(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    config = transformers.AutoConfig.for_model("phimoe", **SIZES, **EXPERTS["phimoe"])
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "s")
+    told = json.loads((tmp_path / "s" / "config.json").read_text())
+    (tmp_path / "s" / "config.json").write_text(json.dumps({**told, "architectures": ["PhiMoEForCausalLM"]}))
+    model = language.load_model(tmp_path / "s")
+    scheme = LLMTemplate.for_model(model).get_config("fp8")
+    ids = [torch.arange(16)[None]]
+    quantized = ModelQuantizer(scheme).quantize_model(model, ids)
+    export_safetensors(quantized, tmp_path / "m")
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["architectures"] == ["PhiMoEForCausalLM"]
+    quantize_checkpoint(tmp_path / "s", tmp_path / "f", scheme, samples=ids)
+    wanted = quantized(input_ids=ids[0]).logits
+    for folder in "mf":
+        found = import_model_from_safetensors(None, tmp_path / folder)(input_ids=ids[0]).logits
+        assert torch.equal(found, wanted)

@@ -20,7 +20,7 @@ from quark.errors import printable
 from quark.files.folder import new_folder
 from quark.report import file_size
 from quark.torch.export.formats import ANY, FORMATS, PROGRAMS, row_of
-from quark.torch.export.model_files import is_copied, read_object
+from quark.torch.export.model_files import is_copied, name_inside, read_object
 
 CARD = "README.md"
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
@@ -147,6 +147,7 @@ def loader_of(folder: Path) -> str:
     """
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else "ForCausalLM"
+    known = isinstance(named, list) and named and isinstance(named[0], str)
+    name = name_inside(named[0]) if known else "ForCausalLM"
     plain = name.endswith("ForCausalLM") or "auto_map" in config or not name.isidentifier()
     return "AutoModelForCausalLM" if plain else name

@@ -41,6 +41,23 @@ TEMPLATES = "additional_chat_templates"
 STAGES = "modules.json"  # of sentence-transformers: folders with pooling and the like, which have tensors of their own
 COPIED = 2**30  # bytes of a file that is copied along: a sparse one of a terabyte would fill the disk
 DIFFUSERS_STEM = "diffusion_pytorch_model"
+#: Classes of transformers that checkpoints on the hub, and vLLM, call otherwise.
+HUB_NAMES = {
+    "PhimoeForCausalLM": "PhiMoEForCausalLM",
+    "LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration",
+}
+
+
+def name_inside(name: str) -> str:
+    """The name in transformers of an entry of ``architectures``."""
+    return next((own for own, outside in HUB_NAMES.items() if outside == name), name)
+
+
+def class_named(name: str) -> Any:
+    """The class of transformers for an entry of ``architectures``; None where it has none."""
+    import transformers
+
+    return getattr(transformers, name_inside(name), None)
 
 
 def is_transformers(model: nn.Module) -> bool:
@@ -113,7 +130,8 @@ def config_of(model: nn.Module) -> dict[str, Any]:
     if not is_transformers(model):
         return {"architectures": [type(model).__name__]}
     config: Any = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
+    name = type(model).__name__
+    config.architectures = [HUB_NAMES.get(name, name)]
     config.dtype = str(float_dtype(model)).removeprefix("torch.")
     if is_untied(model):
         for part in (config, config.get_text_config()):

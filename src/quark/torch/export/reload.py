@@ -23,7 +23,7 @@ from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import from_custom, key_mapping
 from quark.torch.export.described import without_cached
 from quark.torch.export.extras import has_extras, prepare, settle
-from quark.torch.export.model_files import take_settings
+from quark.torch.export.model_files import class_named, take_settings
 from quark.torch.export.places import load
 from quark.torch.export.skeleton import is_inside_attention, map_attention, mark_loaded, prepared
 from quark.torch.quantized_layer import quantized_layers
@@ -155,10 +155,8 @@ def class_of(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
     Raises:
         ModelError: transformers does not have it.
     """
-    import transformers
-
     names = checkpoint.config.get("architectures") or []
-    found = getattr(transformers, names[0], None) if isinstance(names, list) and names else None
+    found = class_named(str(names[0])) if isinstance(names, list) and names else None
     if name := checkpoint.config.get("_class_name"):
         raise ModelError(
             f"{str(checkpoint.folder)!r} holds a {name}, a model of diffusers; pass the float model, or import "

@@ -24,6 +24,7 @@ from quark.dataclass import dataclass
 from quark.errors import ModelError, known
 from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
+from quark.torch.export.model_files import class_named
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.files.fitting import check_counts, check_layers, check_types, left_behind, told
 from quark.torch.files.names import names_in_memory, renamed, renames_of
@@ -280,7 +281,7 @@ def architecture_of(
         import transformers
     except ImportError:
         return None
-    cls: Any = getattr(transformers, str(names[0]), None)
+    cls = class_named(str(names[0]))
     if cls is None:
         return None
     check_counts(checkpoint.folder, checkpoint.config, checkpoint.names)
