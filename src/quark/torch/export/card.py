@@ -147,7 +147,7 @@ def loader_of(folder: Path) -> str:
     """
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     named = config.get("architectures")
-    known = isinstance(named, list) and named and isinstance(named[0], str)
-    name = name_inside(named[0]) if known else "ForCausalLM"
+    first = named[0] if isinstance(named, list) and named else None
+    name = name_inside(first) if isinstance(first, str) else "ForCausalLM"
     plain = name.endswith("ForCausalLM") or "auto_map" in config or not name.isidentifier()
     return "AutoModelForCausalLM" if plain else name
