@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import zlib
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +16,8 @@ from quark.errors import ConfigError, DataError, OutputError
 from quark.files.identity import difference
 from quark.files.journal import Journal
 from quark.files.untrusted import own_file
+
+posix = pytest.mark.skipif(os.name == "nt", reason="links need no rights on POSIX")
 
 
 def opened(folder: Path) -> Journal:
@@ -130,6 +133,46 @@ def test_an_older_entry_that_was_damaged_is_told(tmp_path: Path) -> None:
     oldest.unlink()
     with pytest.raises(ConfigError, match="is missing"):
         opened(tmp_path).arrays("s 0")
+
+
+@posix
+@pytest.mark.parametrize("what", ["text", "nothing", "a folder"])
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_link_in_the_place_of_a_journal_is_not_written_through(what: str, cut: bool, tmp_path: Path) -> None:
+    """A crafted folder, whose generation before the last is whole, must not replace what its last one leads to."""
+    folder, victim = tmp_path / "job", tmp_path / "victim"
+    folder.mkdir()
+    journal = opened(folder)
+    for number in range(2):
+        journal.finish("a", number)
+    (folder / "r.json").unlink()
+    (folder / "r.json").symlink_to(victim)
+    if not cut:
+        (folder / ".r.json.previous").unlink()
+    if what == "text":
+        victim.write_text("precious")
+    elif what == "a folder":
+        victim.mkdir()
+    with pytest.raises(ConfigError, match=r"(file|ledger) '.*r\.json'"):
+        opened(folder)
+    found = {"text": victim.is_file() and victim.read_text() == "precious", "a folder": victim.is_dir()}
+    assert found.get(what, not victim.exists())
+
+
+@posix
+def test_a_journal_may_lie_elsewhere_but_its_tensors_may_not(tmp_path: Path) -> None:
+    """A ledger that a user has linked goes on; a link to a folder of other files, which would be removed, is told."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "r.json").symlink_to(tmp_path / "ledger.json")
+    opened(tmp_path).finish("a", 7)
+    (tmp_path / "r.json").rename(tmp_path / "ledger.json")
+    linked = opened(tmp_path / "job")
+    linked.finish("b", 8)
+    assert (linked.done("a", int), opened(tmp_path / "job").done("b", int)) == (7, 8)
+    assert (tmp_path / "job" / "r.json").is_symlink()
+    (tmp_path / "job" / "r.tensors").symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(ConfigError, match=r"has its tensors in '.*r\.tensors', which is a link"):
+        opened(tmp_path / "job")
 
 
 def test_what_differs_is_named_three_at_most(tmp_path: Path) -> None:

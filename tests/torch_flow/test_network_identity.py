@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.torch import digest
 from quark.torch.auto import TorchGoal, auto
-from quark.torch.digest import identity_of_model
+from quark.torch.digest import identity_of, identity_of_model
 from quark.torch.language import load_model
 from quark.torch.search import search
 from quark.torch.sensitivity import sensitivity
@@ -213,3 +214,13 @@ def test_it_is_the_same_in_every_process() -> None:
     torch.manual_seed(0)
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=48, **SIZES))
     assert done.stdout.decode().strip() == f"{identity_of_model(network())} {identity_of_model(llama)}"
+
+
+@pytest.mark.parametrize(("bytes", "counts"), [(3, True), (2**40, False)])
+def test_what_is_not_copied_along_is_not_read(bytes: int, counts: bool, tmp_path: Path) -> None:
+    """A sparse file of a terabyte among the others of a folder was digested for hours."""
+    with (tmp_path / "LICENSE").open("wb") as file:
+        file.truncate(bytes)
+    (tmp_path / "notes.txt").write_text("a")
+    found = identity_of(SimpleNamespace(folder=tmp_path, files=[]), {}, "cpu", None)  # type: ignore[arg-type]
+    assert "notes.txt" in found and ("LICENSE" in found) is counts

@@ -287,6 +287,8 @@ class Journal:
     def _open(self, path: Path) -> None:
         if not path.parent.is_dir():
             raise ConfigError(f"{self._name} {str(path)!r}: the folder {str(path.parent)!r} does not exist")
+        if os.path.islink(self._folder(path)):  # what it leads to is somebody's, and files in it are removed
+            raise self._useless(f"has its tensors in {str(self._folder(path))!r}, which is a link")
         if not os.path.lexists(path):
             self._check_folder(self._folder(path))
             return
@@ -301,7 +303,7 @@ class Journal:
     def _read(self, path: Path) -> State:
         """What was written last, or the time before."""
         earlier = self._generation(self._previous(path))
-        if earlier is None:
+        if earlier is None or os.path.islink(path):  # a link to what is no journal is not written through
             return read_state(path, State, self._strange)
         last = self._generation(path)
         if last is not None and self._is_whole(last):

@@ -18,6 +18,7 @@ from torch import nn
 from quark.files.identity import digests_of
 from quark.files.plain import DATA, briefly, code_of, plain
 from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.export.model_files import COPIED
 
 GRIDS = ".quark_grids"  # of a checkpoint that was decoded (``files.carried``)
 RELEASES = ("openquark", "torch", "transformers", "safetensors")
@@ -46,7 +47,7 @@ def identity_of(
     grids = [path for path in [checkpoint.folder / GRIDS] if path.is_file()]
     weights = [path for path in beside if path.name in checkpoint.files]
     found = {f"weights of {name}": digest for name, digest in digests_of(sorted(weights)).items()}
-    found |= digests_of(sorted(path for path in beside if path not in weights))
+    found |= digests_of(sorted(path for path in beside if path not in weights and path.stat().st_size <= COPIED))
     found |= {"grids": ", ".join(digests_of(grids).values())} if grids else {}
     found |= {
         f"configuration: {key}": json.dumps(value, sort_keys=True, default=str) for key, value in described.items()
