@@ -16,7 +16,7 @@ from quark.config.nbits import NBits
 from quark.config.options import Options
 from quark.config.overrides import Override
 from quark.config.plan import NodePlan, Plan, TensorPlan
-from quark.config.rules import LayerSpec
+from quark.config.rules import Decision, LayerSpec
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.granularity import Channel, Group, Tensor
@@ -32,6 +32,7 @@ from quark.onnx.qdq import (
     floats,
     initializers,
     masks,
+    nbits,
     nbits_algorithms,
     overrides,
     parameters,
@@ -250,6 +251,27 @@ def test_a_node_beside_a_tensor_of_another_type_takes_that(told: bool | None, ex
     layer: Any = LayerSpec(TensorSpec("int8"), TensorSpec("int8"), None, None)
     found = dual_pairs._own(model.graph[0], layer, at)
     assert found.inputs == found.outputs == TensorSpec("int16", symmetric=expected)
+
+
+@pytest.mark.parametrize("why", ["an entry without a layer", "no inputs", "not quantized", None])
+def test_only_quantized_nodes_settle_the_types_beside_them(why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan = named("g (float[2] x) => (float[2] y) { y = Relu (x) }"), Plan()
+    plan.nodes["n1"] = NodePlan("n1", "Relu", why != "not quantized", "because")
+    layer = LayerSpec(None if why == "no inputs" else TensorSpec("int8"), None, TensorSpec("int8"), None)
+    decision = Decision(None if why == "an entry without a layer" else layer, "because")
+    settled = list[str]()
+    monkeypatch.setattr(dual_pairs, "_settle_input", lambda node, value, own, at: settled.append(value.name))
+    monkeypatch.setattr(dual_pairs, "_settle_output", lambda node, value, own, at: settled.append(value.name))
+    job: Any = SimpleNamespace(options=Options(EnableDualQuantNodePairs=True))
+    dual_pairs.pair_boundaries(model, plan, job, {"n1": decision})
+    assert settled == ([] if why else ["x", "y"])
+
+
+def test_a_weight_of_few_bits_is_read_by_its_node() -> None:
+    plan, weights = Plan(), {"w": models.normal(8, 3)}
+    model = named("g (float[2, 8] x) => (float[2, 3] y) { y = MatMul (x, w) }", weights)
+    nbits._add(model.graph[0], NBits(), plan)
+    assert {tensor.name: tensor.readers for tensor in plan} == {"w": frozenset(["n1"])}
 
 
 @pytest.mark.parametrize("zero, scale, expected", [

@@ -105,7 +105,7 @@ def _moved(tensor: TensorPlan, position: np.ndarray, note: str) -> TensorPlan:
     zero_point = np.asarray(tensor.zero_point)
     if not tensor.spec.grid.centred and tensor.range is not None:
         row = tensor.spec.row
-        lowest = np.minimum(np.asarray(tensor.range[0], np.float64), 0).reshape(scale.shape)
+        lowest = np.asarray(tensor.range[0], np.float64).reshape(scale.shape)
         zero_point = np.clip(np.rint(row.min - lowest / scale), row.min, row.max).astype(zero_point.dtype)
     changes = (*(change for change in tensor.changes if change != note), note)
     return replace(tensor, scale=scale, zero_point=zero_point, changes=changes)
