@@ -109,16 +109,19 @@ class Known:
                 for number in numbers:
                     self.runs[tests[number]][source] += 1
 
-    def asked(self, place: Place, count: int = KEPT, seconds: float = KEPT_SECONDS) -> list[str]:
+    def asked(self, place: Place, count: int = KEPT, seconds: float = KEPT_SECONDS, around: bool = False) -> list[str]:
         """The tests that run a line, or else its function, or else (it runs when the file is imported) the file.
 
         Args:
             count, seconds: so many tests at most, which take so long.
+            around: those that run its function, too: tests recorded before a line was changed are not known to run it.
         """
         lines = self.lines[place.file]
         spans = [range(place.line, place.end_line + 1), *bodies_around(place), range(10**6)]
         running = ({test for line, tests in lines.items() if line in span for test in tests} for span in spans)
         found = next(filter(None, running), set())
+        for body in bodies_around(place)[:around]:
+            found = found.union(*(tests for line, tests in lines.items() if line in body))
         if not bodies_around(place) or self.runs_at_import(place):  # a table or default is read before a test begins
             beside = importers(place.file, "tests")
             named = {test for test in self.seconds if Path(place.file).stem in test.split("::")[0]}
@@ -197,7 +200,7 @@ def record(folder: Path, jobs: int) -> None:
 def turns_of(place: Place, known: Known) -> list[Turn]:
     """The tests of a mutant, in turns."""
     first = known.asked(place)
-    others = [test for test in known.asked(place, LAST, LAST_SECONDS) if test not in first]
+    others = [test for test in known.asked(place, LAST, LAST_SECONDS, around=True) if test not in first]
     return [{test: known.seconds[test] for test in tests} for tests in (first, others) if tests]
 
 

@@ -280,3 +280,23 @@ def test_a_value_that_may_have_gone_is_told(gone: float, told: bool, caplog: pyt
     found = tails._at(np.array([3.0, 2.0], np.float32), np.float32(gone), 1)
     assert found == max(2.0, gone) and bool(caplog.records) is told
     assert tails._at(np.array([3.0, 2.0], np.float32), np.float32(0.5), 2) == 0.5
+
+
+def test_a_scale_is_the_best_of_33_beside_it_and_of_four_fits() -> None:
+    """From the best scale within 1/64 of the first one on, each is that of least squares for the codes of the last."""
+    x = np.random.default_rng(0).standard_normal((60, 1000)).astype(np.float32)
+    start = np.abs(x).max(-1) / np.float32(127)
+    found, least = mse._nearby(mse.Rows(x, Grid(FORMATS["int8"], True)), start, np.zeros(60, np.int64))
+
+    def lost(row: np.ndarray, scale: np.float32) -> tuple[float, np.ndarray]:
+        codes = np.clip(np.rint(row / scale), -128, 127)
+        return float(np.square((row - scale * codes).astype(np.float64)).sum()), codes
+
+    for row, first, scale, error in zip(x, start, found, least, strict=True):
+        tried = [first, *(first * np.float32(1 + k / 1024) for k in range(-16, 17))]
+        best = min(tried, key=lambda one: lost(row, one)[0])  # noqa: B023
+        for _ in range(4):
+            codes = lost(row, best)[1].astype(np.float64)
+            fit = np.float32((codes * row).sum() / np.square(codes).sum())
+            best = min([best, fit], key=lambda one: lost(row, one)[0])  # noqa: B023
+        assert error == pytest.approx(lost(row, best)[0], rel=1e-6) and scale == pytest.approx(best, rel=1e-6)
