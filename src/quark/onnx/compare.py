@@ -39,7 +39,7 @@ from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import CPU, Runtime
 from quark.onnx.graph.surgery import constant_array, tensors_by_name
-from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs, channels_last_outputs
+from quark.onnx.passes.nchw_to_nhwc import images, moved
 from quark.report.values import LayerView, TensorView, Weakness
 
 Model = str | Path | onnx.ModelProto
@@ -247,11 +247,9 @@ class Relaid:
 
 def relaid(first: ir.Model, second: ir.Model) -> Relaid:
     """What a pass changed at the borders of the second model."""
-    inputs = channels_last_inputs(second) - channels_last_inputs(first)
-    moved = frozenset(inputs | (channels_last_outputs(second) - channels_last_outputs(first)))
     half = {value.name for value in first.graph.inputs if value.dtype == ir.DataType.FLOAT16}
     whole = {value.name for value in second.graph.inputs if value.dtype == ir.DataType.FLOAT}
-    return Relaid(moved, frozenset(str(name) for name in half & whole))
+    return Relaid(moved(images(first), images(second)), frozenset(str(name) for name in half & whole))
 
 
 def _both(

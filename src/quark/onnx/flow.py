@@ -145,7 +145,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             mixed = mix(model, context)
             context, tuned = tune_speed(model, replace(context, job=mixed.job))
         with _timed(seconds, "place"):
-            job, bodies = context.job, _bodies(model, context, opened.nodes)
+            job, bodies = context.job, _bodies(model, context)
             plan = mode.place(model, job, opened.nodes)
             prepared.reports.extend([*decided, *(tuned.into_plan(plan) if tuned else ())])
             plan = _settled(model, plan, job, bodies)
@@ -208,14 +208,13 @@ class Counted:
         self._listener(done, total)
 
 
-def _bodies(model: ir.Model, context: Context, known: list[NodeInfo]) -> Made:
+def _bodies(model: ir.Model, context: Context) -> Made:
     """The quantized bodies of If and Loop, where they are wanted."""
     job = context.job
     if not wants_bodies(model, job.options):
         return Made()
-    return quantize_bodies(
-        model, job, samples_of(model, job.options, context.reader) if job.mode == "static" else None, known
-    )
+    reader = samples_of(model, job.options, context.reader) if job.mode == "static" else None
+    return quantize_bodies(model, replace(context, reader=reader))
 
 
 def _exact_lstms(model: ir.Model, plan: Plan, job: Job, reader: Any) -> list[PassReport]:

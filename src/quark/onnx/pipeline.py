@@ -24,8 +24,9 @@ from quark.onnx.graph.pieces import WHOLE
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import unknown_operator
 from quark.onnx.graph.shapes import infer_shapes, leave_unsaid, names_stated, prove_shapes
+from quark.onnx.graph.surgery import all_nodes
 from quark.onnx.passes import constants, quant_to_float
-from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs
+from quark.onnx.passes.nchw_to_nhwc import images, moved
 from quark.onnx.passes.registry import apply, get_pass
 from quark.onnx.qdq.node_kinds import opset_of
 from quark.onnx.shapeshifter import ShapeShifterConfig, Steps, read, run_passes
@@ -220,7 +221,7 @@ class Prepared:
     Attributes:
         job: the job as it applies to this model.
         reports: what the passes did.
-        moved: inputs whose samples have their channels last now.
+        moved: inputs, and outputs, whose channels are last now.
         after: the passes of ``PreprocessYAML`` for the quantized model.
         stated: the tensors whose types the model stated before, where the written one says no more; else ``None``.
     """
@@ -250,7 +251,7 @@ def prepare(model: ir.Model, job: Job, write: bool = True, of: object = None) ->
     if not job.options.ConvertFP16ToFP32:
         refuse_bfloat16(model, of, job.options.ExecutionProviders)
     stated = names_stated(model) if job.target == "cpu" else None  # other compilers may need what is not stated
-    last = channels_last_inputs(model)
+    given = images(model)
     recipe = None if job.options.PreprocessYAML is None else read(job.options.PreprocessYAML)
     reports = [] if recipe is None else _preprocess(model, recipe, job.options.CryptoMode, write)
     custom = bool(job.options.UserCustomOpLibPath) or not job.runs_samples
@@ -271,8 +272,8 @@ def prepare(model: ir.Model, job: Job, write: bool = True, of: object = None) ->
         prove_shapes(model)
         check_sizes(model)
     reports += done
-    moved = frozenset(channels_last_inputs(model) - last)
-    return Prepared(model, job, reports, moved, () if recipe is None else recipe.after, stated)
+    turned = moved(given, images(model))
+    return Prepared(model, job, reports, turned, () if recipe is None else recipe.after, stated)
 
 
 def _in_opset(model: ir.Model, job: Job) -> ir.Model:
@@ -321,10 +322,12 @@ def state(model: ir.Model, prepared: Prepared) -> list[PassReport]:
 
 
 def refuse_quantized(model: ir.Model, of: object) -> None:
-    """Raise ``ModelError`` for a model that already holds quantized operators."""
-    found = [node for node in model.graph if node.op_type in _QUANTIZED_OPS]
+    """Raise ``ModelError`` for a model that already holds quantized operators, in bodies or functions too."""
+    found = [node for node in all_nodes(model) if node.op_type in _QUANTIZED_OPS]
     if found:
-        first, back = found[0], quant_to_float.undoes(model, {node.op_type for node in found})
+        first = found[0]
+        reached = found == [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node in found]
+        back = reached and quant_to_float.undoes(model, {node.op_type for node in found})
         raise ModelError(
             f"the model is already quantized: it holds {len(found)} quantization nodes, the first is {first.op_type} "
             f"{first.name!r}. Give the float model it was made from"

@@ -7,7 +7,7 @@ every iteration, which is run here one by one. The quantized body then takes the
 bodies likewise.
 
 A body that no calibration sample enters stays float, and the report says so: a range that nothing was seen of would be
-a guess. Weights of a body are serialized once. Not handled: algorithms that tune weights.
+a guess. Weights of a body are serialized once. Not handled: searches (of calibration methods, precisions or speed).
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
+from quark.files.journal import Journal
+from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.stages import transform, tune
 from quark.onnx.bodies import alone, graphs, in_place, is_wanted, place_of
 from quark.onnx.calibration import calibrate
 from quark.onnx.data import checked, inputs_of, samples_of
@@ -38,6 +41,7 @@ from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.graph.surgery import all_values, int_attribute, ints_attribute, is_constant, label, read_nothing
 from quark.onnx.integer_lstms import keep_exact
+from quark.onnx.npu.adapt import adapt
 from quark.onnx.passes import constants
 from quark.onnx.pipeline import BODY, run_steps
 from quark.onnx.qdq.modes import MODES
@@ -47,7 +51,7 @@ from quark.report.values import Weakness
 
 LOOKED_AT = 64
 """Iterations whose values the inputs of a body are held against."""
-_Done = tuple[ir.Model, Plan, tuple[Weakness, ...]]
+_Done = tuple[ir.Model, Plan, tuple[Weakness, ...], tuple[PassReport, ...]]
 
 
 @dataclass(frozen=True)
@@ -70,31 +74,34 @@ class Made:
     reports: tuple[PassReport, ...] = ()
 
 
-def quantize_bodies(model: ir.Model, job: Job, reader: Any, known: Sequence[NodeInfo]) -> Made:
+def quantize_bodies(model: ir.Model, context: Context) -> Made:
     """Quantize the bodies of the main graph. ``model`` stays as it is; :func:`install` puts the bodies in place.
 
     Args:
         model: the prepared float model.
-        reader: samples for ``model``, read once for each body; ``None`` where no ranges are needed.
-        known: nodes of the whole model, whose names the user may have written.
+        context: its reader has samples for ``model``, read once for each body; ``None`` where no ranges are needed.
     """
-    bodies, fired, refused = [], 0, []
+    bodies, reports, refused, job = [], [], [], context.job
     for node, attribute, graph in graphs(model):
         if not is_wanted(graph, job.options):
             continue
         body, captured = alone(graph, model)
-        fed = partial(_feeds, model, (node, attribute), body, captured, reader, _runtime(job))
-        feeds = None if reader is None else Fed(fed)
+        fed = partial(_feeds, model, (node, attribute), body, captured, context.reader, _runtime(job))
+        feeds = None if context.reader is None else Fed(fed)
         _correct_shapes(body, captured, feeds or ())
-        with _located(place_of(node, attribute), job):
-            made = _quantized(body, in_place(job, place_of(node, attribute)), feeds, known)
+        place = place_of(node, attribute)
+        with _located(place, job):
+            # what is finished of a job is kept by names of the main graph
+            made = _quantized(body, replace(context, job=in_place(job, place), reader=feeds, journal=Journal()))
         if isinstance(made, str):
             refused.append(f"{attribute} of {label(node)} stays float: {made}")
             continue
-        quantized, plan, weak = made
+        quantized, plan, weak, told = made
         bodies.append(QuantizedBody(str(node.name), attribute, quantized, captured, plan, weak))
-        fired += 1
-    return Made(tuple(bodies), (PassReport("subgraphs", fired, tuple(refused)),) if fired or refused else ())
+        reports += [replace(one, refused=tuple(f"{place}: {reason}" for reason in one.refused)) for one in told]
+    if bodies or refused:
+        reports.insert(0, PassReport("subgraphs", len(bodies), tuple(refused)))
+    return Made(tuple(bodies), tuple(reports))
 
 
 @dataclass(frozen=True)
@@ -178,9 +185,12 @@ def record(plan: Plan, made: Made) -> None:
 
 
 def _keep_apart(graph: ir.Graph, outer: Mapping[str, ir.Value]) -> None:
-    """No value of a body has the name of one around it; constants that both have are those around it."""
+    """No value of a body has the name of one around it; constants that both have are those around it.
+
+    What the quantizer has added inside may be called as something else is outside.
+    """
     for name, value in list(graph.initializers.items()):
-        if name in outer and is_constant(outer[name]) and not value.is_graph_output():
+        if name in outer and _is_equal(value, outer[name]) and not value.is_graph_output():
             value.replace_all_uses_with(outer[name])
             del graph.initializers[name]
     taken = set(outer)
@@ -191,6 +201,14 @@ def _keep_apart(graph: ir.Graph, outer: Mapping[str, ir.Value]) -> None:
             value.name = f"{base}_body_{number}"
 
 
+def _is_equal(one: ir.Value, other: ir.Value) -> bool:
+    """Whether two values are constants of the same contents."""
+    a, b = one.const_value, other.const_value
+    if a is None or b is None or not (is_constant(one) and is_constant(other)):
+        return False
+    return a is b or (a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+
+
 def ready(body: ir.Model, job: Job) -> None:
     """Run the passes of bodies, in place."""
     constants.lift_constant_nodes(body.graph)
@@ -198,26 +216,30 @@ def ready(body: ir.Model, job: Job) -> None:
     infer_shapes(body)
 
 
-def _quantized(body: ir.Model, job: Job, reader: Any, known: Sequence[NodeInfo]) -> _Done | str:
+def _quantized(body: ir.Model, context: Context) -> _Done | str:
     """The quantized body, or the reason why it stays float."""
+    job, reader, mode = context.job, context.reader, MODES[context.job.mode]
     ready(body, job)
-    inner = quantize_bodies(body, job, reader, known)
-    mode = MODES[job.mode]
-    plan = follow(body, mode.place(body, job, known), job)
+    empty = job.mode == "static" and next(iter(reader or ()), None) is None
+    reports = [] if empty else transform(body, context)
+    inner = quantize_bodies(body, context)
+    plan = follow(body, mode.place(body, job, context.known), job)
     if not plan.tensors and not inner.bodies:
         return "nothing in it can be quantized"
     wanted = observed(plan, job.options) if job.mode == "static" else ()
     requests = {tensor.name: request_of(tensor.spec, job.options) for tensor in wanted}
-    if requests and next(iter(reader), None) is None:
+    if requests and empty:
         return "no calibration sample enters it"
     ranges = calibrate(body, requests, reader, Runtime(libraries=job.options.UserCustomOpLibPath)) if requests else {}
     mode.set_parameters(body, plan, ranges, job.options)
-    keep_exact(body, plan, reader if job.mode == "static" else None, job.options)
+    keep_exact(body, plan, reader, job.options)
+    reports += adapt(body, plan, job) if job.mode == "static" else []
     weak = ranked(of_plan(body, plan), weak_inside(inner))
+    reports += [] if empty else tune(body, plan, context)
     install(body, inner)
     quantized = mode.emit(body, plan, job.options)
     record(plan, inner)
-    return quantized, plan, weak
+    return quantized, plan, weak, (*inner.reports, *reports)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from quark.onnx.graph.model import suitable_ir_version
 from quark.onnx.graph.report import PassReport
 
 
@@ -19,4 +20,5 @@ def run(model: ir.Model) -> PassReport:
     removed = len(inputs) - len(kept)
     if removed:
         inputs[:] = kept
+        model.ir_version = suitable_ir_version(model)  # before IR version 4, what is no input is no initializer
     return PassReport("input_initializers", fired=removed)

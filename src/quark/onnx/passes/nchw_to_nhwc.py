@@ -52,19 +52,36 @@ def run(model: ir.Model, convert_nchw_to_nhwc: Which = True) -> PassReport:
     return PassReport("nchw_to_nhwc", fired + changed, tuple(refused))
 
 
-def channels_last_inputs(model: ir.Model) -> set[str]:
-    """The inputs of rank 4 that only a Transpose to channels-first reads."""
-    return {str(value.name) for value in model.graph.inputs if value.shape is not None and _is_last(value)}
+Images = dict[str, tuple[ir.Shape, bool]]
+"""Inputs and outputs of rank 4: their shape, and whether only a Transpose from or to channels-last is behind them."""
 
 
-def channels_last_outputs(model: ir.Model) -> set[str]:
-    """The outputs that a Transpose to channels-last makes."""
-    return {str(value.name) for value in model.graph.outputs if _is_made_last(value)}
+def images(model: ir.Model) -> Images:
+    """The inputs and outputs of rank 4."""
+    ends = [*((_is_last, value) for value in model.graph.inputs), *((_is_made_last, one) for one in model.graph.outputs)]
+    return {
+        str(value.name): (value.shape, is_last(value))
+        for is_last, value in ends
+        if value.shape is not None and len(value.shape) == 4
+    }
+
+
+def moved(before: Images, after: Images) -> frozenset[str]:
+    """The inputs and outputs whose channels have gone to the end.
+
+    A Transpose that stands there alone now says nothing by itself: it may be one of two that were the same, or have come
+    out of a function. Known sizes have to fit; those of a cube always do.
+    """
+    both = ((name, *before[name], *after[name]) for name in before.keys() & after.keys())
+    return frozenset(name for name, shape, was, turned, now in both if now and not was and _is_turned(shape, turned))
+
+
+def _is_turned(shape: ir.Shape, turned: ir.Shape) -> bool:
+    pairs = [(shape[axis], size) for axis, size in zip(TO_NHWC, turned, strict=True)]
+    return all(one == other for one, other in pairs if isinstance(one, int) and isinstance(other, int))
 
 
 def _is_last(value: ir.Value) -> bool:
-    if len(value.shape or ()) != 4:
-        return False
     while True:
         readers = {use.node for use in value.uses()}
         if len(readers) != 1:
