@@ -34,6 +34,7 @@ from quark.onnx.graph.surgery import (
     input_at,
     int_attribute,
     label,
+    nodes_of,
     set_constant,
     set_input,
     sole_consumer,
@@ -84,7 +85,7 @@ def run(
         bool, "Leave those that would lose channels of a depthwise weight under one 8-bit scale."
     ] = False,
 ) -> PassReport:
-    """Fold every BatchNormalization of the main graph that can be, in place.
+    """Fold every BatchNormalization that can be, in place; both nodes stand in one graph.
 
     Args:
         keep_resolution: leave those whose folding would drown channels of a depthwise weight that has one 8-bit scale:
@@ -96,7 +97,7 @@ def run(
         found = match(norm)
         return drowned(found) or found if keep_resolution and isinstance(found, FoldableNorm) else found
 
-    norms = [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == ""]
+    norms = nodes_of(model, "BatchNormalization")
     return rewrite_each(model, "fold_batch_norm", norms, look, lambda _, found, names: _fold(found, model.graph, names))
 
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import axes_of, int_attribute, not_single, substitute
+from quark.onnx.graph.surgery import axes_of, int_attribute, nodes_of, not_single, substitute
 
 KeepNorms = Annotated[bool, "The means of RMSNorm and LayerNorm stay what ONNX Runtime finds these by."]
 
@@ -27,8 +27,7 @@ def run(model: ir.Model, keep_norms: KeepNorms = False) -> PassReport:
     def look(node: ir.Node) -> ir.Node | str:
         return why_not(node) or ("it is of a normalization" if keep_norms and of_a_norm(node) else node)
 
-    nodes = [node for node in model.graph if node.op_type == "ReduceMean" and node.domain == ""]
-    return rewrite_each(model, "reduce_mean_to_pool", nodes, look, lambda node, *_: _rewrite(node))
+    return rewrite_each(model, "reduce_mean_to_pool", nodes_of(model, "ReduceMean"), look, lambda node, *_: _rewrite(node))
 
 
 def why_not(node: ir.Node) -> str | None:
