@@ -7,6 +7,7 @@ leaves a valid model; finds nothing the second time; reports each refusal as a s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -23,6 +24,7 @@ from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
+from quark.onnx.graph.surgery import all_nodes
 from quark.onnx.passes.registry import apply, passes
 from quark.onnx.passes.row import Pass
 from quark.onnx.passes.table import TABLE
@@ -130,6 +132,7 @@ def test_contract(row: Pass) -> None:
         same_interface(result, proto, case)
         if not row.changes:
             models.assert_close(models.run(result, models.feeds(proto)), expected_of(case), TOLERANCE)
+        assert max(Counter(node.name for node in all_nodes(model)).values()) == 1, f"{case}: nodes of one name"
         fired += report.fired
     assert fired or row.name in ON_REQUEST, f"no model makes {row.name} fire: add one to pass_models.TRIGGERS"
 

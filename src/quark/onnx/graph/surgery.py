@@ -201,6 +201,17 @@ def name_nodes(model: ir.Model) -> None:
         used.add(node.name)
 
 
+def name_new(model: ir.Model, old: Collection[ir.Node]) -> None:
+    """Give the nodes that are not among the ``old`` ones, which keep theirs, a name of their own."""
+    nodes = list(all_nodes(model))
+    used = {str(node.name) for node in nodes if node in old}
+    for node in nodes:
+        if node in old:
+            continue
+        node.name = _free(node.name or str(node.outputs[0].name if node.outputs else node.op_type), used)
+        used.add(node.name)
+
+
 def name_apart(model: ir.Model, known: Mapping[str, str]) -> None:
     """Give nodes that were added beside others of their name a name of their own.
 

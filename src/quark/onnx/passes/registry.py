@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from quark.errors import ConfigError, check_name, unknown
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import all_nodes, name_new
 from quark.onnx.passes.row import Pass, Run
 from quark.onnx.passes.table import TABLE
 
@@ -86,7 +87,10 @@ def apply(model: ir.Model, row: Pass, arguments: Mapping[str, Any]) -> PassRepor
     Raises:
         ConfigError: the function returned something else than a report.
     """
+    old = set(all_nodes(model))
     report = row.run(model, **arguments)
     if not isinstance(report, PassReport):
         raise ConfigError(f"the pass {row.name!r} returned {type(report).__name__}, not a PassReport")
+    if report.fired:
+        name_new(model, old)
     return PassReport(row.name, report.fired, report.refused)
