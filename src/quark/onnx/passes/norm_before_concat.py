@@ -7,7 +7,7 @@ the other's values are so many times as large: with one scale, or in blocks with
 three bits less. In front of the Concat every part has a scale of its own, and behind it their ranges are alike.
 
 The normalization is a BatchNormalization, or a Mul or Div by a constant and the Add or Sub behind it.
-Not handled: a Concat that others read too, or outside of a body whose output is made; parts whose sizes are not known.
+A Concat that others read too, or from a body, stays for them. Not handled: parts whose sizes are not known.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
     constant_array,
-    drop_if_unused,
-    ends_body,
     int_attribute,
     nodes_of,
     sole_consumer,
-    take_over,
+    substitute,
 )
 from quark.onnx.passes.fold_batch_norm import in_training, parameters_of
 
@@ -39,28 +37,30 @@ APART = 8.0
 def run(model: ir.Model) -> PassReport:
     """Move every such normalization, in place."""
 
-    def look(concat: ir.Node) -> ir.Node | str | None:
-        reader = sole_consumer(concat.outputs[0])
-        if reader is None or reader.op_type not in ("Mul", "Div", "BatchNormalization") or reader.domain != "":
-            return None
-        if ends_body(reader, concat):
-            return "it makes an output of a body"
-        factors = _factors(reader, concat.outputs[0])
-        if factors is None:
+    def look(reader: ir.Node) -> ir.Node | str | None:
+        concat = _concat(reader)
+        factors = None if concat is None else _factors(reader, concat.outputs[0])
+        if concat is None or factors is None:
             return None
         parts = _parts(concat, factors)
         if isinstance(parts, str):
             return parts
         sizes = [size for size in (float(np.abs(part).max()) for part in parts) if size > 0]
-        return reader if sizes and max(sizes) >= APART * min(sizes) else None
+        return concat if sizes and max(sizes) >= APART * min(sizes) else None
 
     return rewrite_each(
         model,
         "norm_before_concat",
-        nodes_of(model, "Concat"),
+        nodes_of(model, "Mul", "Div", "BatchNormalization"),
         look,
-        lambda concat, reader, names: _move(concat, reader, model, names),
+        lambda reader, concat, names: _move(reader, concat, model, names),
     )
+
+
+def _concat(reader: ir.Node) -> ir.Node | None:
+    """The Concat that makes what a node reads."""
+    made = (value.producer() for value in reader.inputs[:2] if value is not None)
+    return next((node for node in made if node is not None and node.op_type == "Concat" and not node.domain), None)
 
 
 def _factors(node: ir.Node, data: ir.Value) -> np.ndarray | None:
@@ -103,39 +103,50 @@ def _parts(concat: ir.Node, constant: np.ndarray) -> list[np.ndarray] | str:
     return list(np.split(constant, ends[:-1], axis=own))
 
 
-def _move(concat: ir.Node, reader: ir.Node, model: ir.Model, names: Names) -> None:
-    shifted = sole_consumer(reader.outputs[0]) if reader.op_type != "BatchNormalization" else None
-    _move_one(concat, reader, model, names)
-    if shifted is None or shifted.op_type not in ("Add", "Sub") or shifted.domain != "" or ends_body(shifted, concat):
-        return
-    at = _constant(shifted)
-    array = None if at is None else constant_array(shifted.inputs[at])
-    if array is not None and not isinstance(_parts(concat, array), str):
-        _move_one(concat, shifted, model, names)
+def _move(reader: ir.Node, concat: ir.Node, model: ir.Model, names: Names) -> None:
+    """Put copies of the normalization behind every part, and a Concat of theirs in its place."""
+    norms, parts = [reader, *_shift(reader, concat)], list(concat.inputs)
+    nodes: list[ir.Node] = []
+    for norm in norms:
+        nodes += _copies(norm, parts, concat, model, names)
+        parts = [node.outputs[0] for node in nodes[-len(parts) :]]
+    alone = sole_consumer(concat.outputs[0]) is not None
+    output = ir.Value(name=names.fresh(f"{norms[-1].outputs[0].name}_parts"))
+    name = concat.name if alone else f"{concat.name}_{reader.name}"
+    joined = ir.node("Concat", parts, attributes=dict(concat.attributes), outputs=[output], name=name)
+    joined.meta[STANDS_FOR] = (*concat.meta.get(STANDS_FOR, ()), *(() if alone else (concat.name,)))
+    substitute(norms[-1].outputs[0], [*nodes, joined])
 
 
-def _move_one(concat: ir.Node, reader: ir.Node, model: ir.Model, names: Names) -> None:
-    """Let every part have a copy of ``reader`` with its part of the constants; ``reader`` goes."""
-    data, graph = concat.outputs[0], concat.graph
-    constants = {k: value for k, value in enumerate(reader.inputs) if value is not None and value is not data}
+def _shift(reader: ir.Node, concat: ir.Node) -> list[ir.Node]:
+    """The Add or Sub of a constant that alone reads the products and can go in front of the Concat too."""
+    node = sole_consumer(reader.outputs[0]) if reader.op_type != "BatchNormalization" else None
+    if node is None or node.op_type not in ("Add", "Sub") or node.domain != "" or node.graph is not reader.graph:
+        return []
+    at = _constant(node)
+    array = None if at is None else constant_array(node.inputs[at])
+    return [] if array is None or isinstance(_parts(concat, array), str) else [node]
+
+
+def _copies(
+    reader: ir.Node, parts: Sequence[ir.Value | None], concat: ir.Node, model: ir.Model, names: Names
+) -> list[ir.Node]:
+    """A copy of ``reader`` for every part, with its part of the constants."""
+    constants = {k: value for k, value in enumerate(reader.inputs) if constant_array(value) is not None}
     pieces = {k: _pieces(concat, reader, value) for k, value in constants.items()}
-    if graph is None:
-        return
-    for number, part in enumerate(list(concat.inputs)):
-        inputs: list[ir.Value | None] = [part if value is data else value for value in reader.inputs]
+    made = []
+    for number, part in enumerate(parts):
+        inputs: list[ir.Value | None] = [part] * len(reader.inputs)
         for k, value in constants.items():
             inputs[k] = add_initializer(model.graph, pieces[k][number], names.fresh(f"{value.name}_{number}"))
         output = ir.Value(name=names.fresh(f"{reader.outputs[0].name}_{number}"))
         if part is not None:
             output.type, output.shape = part.type, part.shape
-        name, attributes = f"{reader.name}_{number}", dict(reader.attributes)
-        made = ir.node(reader.op_type, inputs, attributes=attributes, outputs=[output], name=name)
-        made.meta[STANDS_FOR] = (*reader.meta.get(STANDS_FOR, ()), reader.name)
-        graph.insert_before(concat, made)
-        concat.replace_input_with(number, output)
-    take_over(data, reader.outputs[0])
-    for value in constants.values():
-        drop_if_unused(value)
+        attributes = dict(reader.attributes)
+        node = ir.node(reader.op_type, inputs, attributes=attributes, outputs=[output], name=f"{reader.name}_{number}")
+        node.meta[STANDS_FOR] = (*reader.meta.get(STANDS_FOR, ()), reader.name)
+        made.append(node)
+    return made
 
 
 def _pieces(concat: ir.Node, reader: ir.Node, value: ir.Value | None) -> Sequence[np.ndarray]:
