@@ -204,7 +204,10 @@ def _ending_a_branch(form: str) -> onnx.ModelProto:
     inside = [*before[ends:]]
     then, other = (
         onnx.helper.make_graph(nodes, name, [], [onnx.helper.make_tensor_value_info(made, 1, [1, 8, 5, 5])])
-        for nodes, name, made in ((inside, "then", "y"), ([onnx.helper.make_node("Concat", ["x", "x"], ["n"], axis=1)], "else", "n"))
+        for nodes, name, made in (
+            (inside, "then", "y"),
+            ([onnx.helper.make_node("Concat", ["x", "x"], ["n"], axis=1)], "else", "n"),
+        )
     )
     del proto.graph.node[ends:]
     choice = onnx.helper.make_node("If", ["yes"], ["chosen"], "choice", then_branch=then, else_branch=other)

@@ -24,7 +24,7 @@ from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import all_nodes
+from quark.onnx.graph.surgery import STANDS_FOR, all_nodes
 from quark.onnx.passes.registry import apply, passes
 from quark.onnx.passes.row import Pass
 from quark.onnx.passes.table import TABLE
@@ -133,8 +133,21 @@ def test_contract(row: Pass) -> None:
         if not row.changes:
             models.assert_close(models.run(result, models.feeds(proto)), expected_of(case), TOLERANCE)
         assert max(Counter(node.name for node in all_nodes(model)).values()) == 1, f"{case}: nodes of one name"
+        assert not nameless(proto, model), f"{case}: what rules say of these names holds for nothing"
         fired += report.fired
     assert fired or row.name in ON_REQUEST, f"no model makes {row.name} fire: add one to pass_models.TRIGGERS"
+
+
+def nameless(proto: onnx.ModelProto, model: ir.Model) -> set[str | None]:
+    """Nodes that have gone whose result a node of another name makes that does not stand for them."""
+    before = [node for node in load(proto).graph if node.domain == ""]
+    names, makers = {node.name for node in before}, {value.name: node for node in before for value in node.outputs}
+    now, found = {node.name for node in all_nodes(model)}, set()
+    for node in all_nodes(model):
+        old = next((makers[value.name] for value in node.outputs if value.name in makers), None)
+        if node.name not in names and old is not None and old.name not in now | {*node.meta.get(STANDS_FOR, ())}:
+            found.add(old.name)
+    return found
 
 
 def split(proto: onnx.ModelProto) -> onnx.ModelProto:

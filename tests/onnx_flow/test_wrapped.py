@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from itertools import product
 
 import numpy as np
 import onnx
@@ -16,10 +15,8 @@ import pytest
 from tests.onnx_flow import models, pass_models
 from tests.onnx_flow.judged import answers, configuration, opened, sqnr
 from tests.onnx_flow.test_passes import ZOO
-from tests.onnx_flow.wrapped import DRESSES
-from tests.pairs import thinned
 
-from quark.errors import ModelError, QuarkError
+from quark.errors import QuarkError
 from quark.onnx import ModelQuantizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -1,7 +1,7 @@
-"""The same model in another dress: what exporters and people may do to a graph that changes nothing of what it computes.
+"""The same model in another dress: what exporters and people may do to a graph, and what it computes stays the same.
 
-Each row takes a model and its sample to a model and the sample that it wants. The quantizer should do as well with it as
-with the model as it is.
+Each row takes a model and its sample to a model and the sample that it wants. The quantizer should do as well with it
+as with the model as it is.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _renamed(graph: onnx.GraphProto, new: Callable[[str], str]) -> onnx.GraphPro
 
 
 def _inside(model: onnx.ModelProto, name: str, own: bool, constant_nodes: bool = False) -> onnx.GraphProto:
-    """The graph as a body with names of its own; ``own``: with its inputs and constants, which it reads from outside."""
+    """The graph as a body with names of its own; ``own``: with its inputs and constants, read from outside else."""
     outside = {value.name for value in model.graph.input} | {one.name for one in model.graph.initializer}
     kept = set() if own else outside
     body = _renamed(model.graph, lambda old: old if old in kept else f"in_{old}")

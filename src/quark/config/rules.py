@@ -112,7 +112,7 @@ class Rules:
             for selector in rule.selectors:
                 reason = f"{rule.source}: {_written(selector)}"
                 for known in _found(selector, nodes, before, rule):
-                    for name in decisions.keys() & instead.get(known, [known]):
+                    for name in decisions.keys() & {known, *instead.get(known, ())}:
                         decisions[name] = Decision(
                             rule.layer, reason, rank, rule.inputs, rule.own_inputs, rule.outputs, rule.written
                         )

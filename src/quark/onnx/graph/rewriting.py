@@ -11,8 +11,6 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import Names, label
 
 Found = TypeVar("Found")
-#: Key of ``ir.Node.meta`` for the layers in whose place a pass has put the node: what rules say of their names holds.
-STANDS_FOR = "stands_for"
 
 
 def rewrite_each(

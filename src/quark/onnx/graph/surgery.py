@@ -15,6 +15,9 @@ from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPa
 
 from quark.errors import ModelError
 
+#: Key of ``ir.Node.meta`` for the layers in whose place a pass has put the node: what rules say of their names holds.
+STANDS_FOR = "stands_for"
+
 
 def opset(model: ir.Model) -> int:
     """Version of the default operator set; 1 where the model names none (files of IR version 1 and 2)."""
@@ -377,6 +380,13 @@ def take_over(kept: ir.Value, dropped: ir.Value) -> None:
     kept.name = name
 
 
+def stand_for(nodes: Iterable[ir.Node], replaced: ir.Node) -> None:
+    """Let what rules say of the name of a node hold for those in its place."""
+    for node in nodes:
+        names = (*node.meta.get(STANDS_FOR, ()), *replaced.meta.get(STANDS_FOR, ()), replaced.name)
+        node.meta[STANDS_FOR] = tuple(dict.fromkeys(name for name in names if name != node.name))
+
+
 def substitute(old: ir.Value, nodes: Sequence[ir.Node]) -> None:
     """Let ``nodes``, of which the last makes the new tensor, stand for the node that makes ``old``.
 
@@ -387,6 +397,7 @@ def substitute(old: ir.Value, nodes: Sequence[ir.Node]) -> None:
     if maker is None or maker.graph is None:
         raise ValueError(f"no node makes {name!r}")
     maker.graph.insert_before(maker, nodes)
+    stand_for(nodes, maker)
     new.type, new.shape = old.type or new.type, old.shape or new.shape
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     old.name, new.name = f"{name} (before)", name

@@ -25,8 +25,9 @@ import onnx_ir as ir
 
 from quark.dataclass import dataclass
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import STANDS_FOR, rewrite_each
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
+    STANDS_FOR,
     Names,
     add_initializer,
     attribute,

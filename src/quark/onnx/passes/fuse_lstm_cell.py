@@ -18,8 +18,9 @@ import onnx_ir as ir
 
 from quark.onnx.graph.pattern import any_, match, op
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import STANDS_FOR, rewrite_each
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
+    STANDS_FOR,
     Names,
     add_initializer,
     constant_array,

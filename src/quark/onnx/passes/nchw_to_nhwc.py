@@ -58,7 +58,10 @@ Images = dict[str, tuple[ir.Shape, bool]]
 
 def images(model: ir.Model) -> Images:
     """The inputs and outputs of rank 4."""
-    ends = [*((_is_last, value) for value in model.graph.inputs), *((_is_made_last, one) for one in model.graph.outputs)]
+    ends = [
+        *((_is_last, value) for value in model.graph.inputs),
+        *((_is_made_last, one) for one in model.graph.outputs),
+    ]
     return {
         str(value.name): (value.shape, is_last(value))
         for is_last, value in ends
@@ -69,8 +72,8 @@ def images(model: ir.Model) -> Images:
 def moved(before: Images, after: Images) -> frozenset[str]:
     """The inputs and outputs whose channels have gone to the end.
 
-    A Transpose that stands there alone now says nothing by itself: it may be one of two that were the same, or have come
-    out of a function. Known sizes have to fit; those of a cube always do.
+    A Transpose that stands there alone now says nothing by itself: it may be one of two that were the same, or have
+    come out of a function. Known sizes have to fit; those of a cube always do.
     """
     both = ((name, *before[name], *after[name]) for name in before.keys() & after.keys())
     return frozenset(name for name, shape, was, turned, now in both if now and not was and _is_turned(shape, turned))

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import STANDS_FOR, rewrite_each
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
@@ -26,6 +26,7 @@ from quark.onnx.graph.surgery import (
     int_attribute,
     nodes_of,
     sole_consumer,
+    stand_for,
     substitute,
 )
 from quark.onnx.passes.fold_batch_norm import in_training, parameters_of
@@ -114,7 +115,7 @@ def _move(reader: ir.Node, concat: ir.Node, model: ir.Model, names: Names) -> No
     output = ir.Value(name=names.fresh(f"{norms[-1].outputs[0].name}_parts"))
     name = concat.name if alone else f"{concat.name}_{reader.name}"
     joined = ir.node("Concat", parts, attributes=dict(concat.attributes), outputs=[output], name=name)
-    joined.meta[STANDS_FOR] = (*concat.meta.get(STANDS_FOR, ()), *(() if alone else (concat.name,)))
+    stand_for([joined], concat)
     substitute(norms[-1].outputs[0], [*nodes, joined])
 
 
@@ -142,10 +143,9 @@ def _copies(
         output = ir.Value(name=names.fresh(f"{reader.outputs[0].name}_{number}"))
         if part is not None:
             output.type, output.shape = part.type, part.shape
-        attributes = dict(reader.attributes)
-        node = ir.node(reader.op_type, inputs, attributes=attributes, outputs=[output], name=f"{reader.name}_{number}")
-        node.meta[STANDS_FOR] = (*reader.meta.get(STANDS_FOR, ()), reader.name)
-        made.append(node)
+        name = f"{reader.name}_{number}"
+        made.append(ir.node(reader.op_type, inputs, dict(reader.attributes), outputs=[output], name=name))
+        stand_for(made[-1:], reader)
     return made
 
 

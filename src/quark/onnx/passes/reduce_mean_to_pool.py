@@ -27,7 +27,9 @@ def run(model: ir.Model, keep_norms: KeepNorms = False) -> PassReport:
     def look(node: ir.Node) -> ir.Node | str:
         return why_not(node) or ("it is of a normalization" if keep_norms and of_a_norm(node) else node)
 
-    return rewrite_each(model, "reduce_mean_to_pool", nodes_of(model, "ReduceMean"), look, lambda node, *_: _rewrite(node))
+    return rewrite_each(
+        model, "reduce_mean_to_pool", nodes_of(model, "ReduceMean"), look, lambda node, *_: _rewrite(node)
+    )
 
 
 def why_not(node: ir.Node) -> str | None:

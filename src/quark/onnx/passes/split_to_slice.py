@@ -28,6 +28,7 @@ from quark.onnx.graph.surgery import (
     ints_attribute,
     nodes_of,
     opset,
+    stand_for,
 )
 
 #: From here on the bounds of a Slice are inputs.
@@ -81,6 +82,7 @@ def _rewrite(node: ir.Node, sizes: Sequence[int], model: ir.Model, names: Names)
         part = ir.Value(name=output.name, shape=output.shape, type=output.type)
         output.name = f"{output.name} (before)"
         made = ir.node("Slice", [source, *bounds, axes, step], outputs=[part], name=f"{node.name}_slice_{number}")
+        stand_for([made], node)
         graph.insert_before(node, made)
         output.replace_all_uses_with(part, replace_graph_outputs=True)
     given = input_at(node, 1)

@@ -11,8 +11,7 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.rules import Decision, NodeInfo
 from quark.errors import ConfigError, nearest, unknown
-from quark.onnx.graph.rewriting import STANDS_FOR
-from quark.onnx.graph.surgery import bodies
+from quark.onnx.graph.surgery import STANDS_FOR, bodies
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_type_names import check_types, tell_absent
 
