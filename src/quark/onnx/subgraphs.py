@@ -221,7 +221,7 @@ def _quantized(body: ir.Model, context: Context) -> _Done | str:
     job, reader, mode = context.job, context.reader, MODES[context.job.mode]
     ready(body, job)
     empty = job.mode == "static" and next(iter(reader or ()), None) is None
-    reports = [] if empty else transform(body, context)
+    reports = [] if empty else _inside(partial(transform, body, context))
     inner = quantize_bodies(body, context)
     plan = follow(body, mode.place(body, job, context.known), job)
     if not plan.tensors and not inner.bodies:
@@ -235,11 +235,19 @@ def _quantized(body: ir.Model, context: Context) -> _Done | str:
     keep_exact(body, plan, reader, job.options)
     reports += adapt(body, plan, job) if job.mode == "static" else []
     weak = ranked(of_plan(body, plan), weak_inside(inner))
-    reports += [] if empty else tune(body, plan, context)
+    reports += [] if empty else _inside(partial(tune, body, plan, context))
     install(body, inner)
     quantized = mode.emit(body, plan, job.options)
     record(plan, inner)
     return quantized, plan, weak, (*inner.reports, *reports)
+
+
+def _inside(algorithms: Callable[[], list[PassReport]]) -> list[PassReport]:
+    """What algorithms did in a body; the layers that they are told to look for may be somewhere else."""
+    try:
+        return algorithms()
+    except ConfigError as error:
+        return [PassReport("algorithms", refused=(str(error),))]
 
 
 @contextmanager

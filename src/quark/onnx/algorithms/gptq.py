@@ -29,6 +29,7 @@ from quark.onnx.algorithms.linear import Linear, linear_of
 from quark.onnx.algorithms.moments import Moments, Pair, summed
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.walk import GraphWalk
+from quark.onnx.bodies import graphs
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import input_name, set_constant
@@ -111,7 +112,7 @@ def run(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassRepor
     """Round every linear layer, in place.
 
     Raises:
-        ConfigError: the model has no linear layer with a quantized weight.
+        ConfigError: the model has no linear layer with a quantized weight, and no bodies that may have one.
         DataError: there is no calibration data.
     """
     found, refused = tunable_layers(model, plan, ("MatMul", "Gemm"), config.layers)
@@ -119,7 +120,10 @@ def run(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassRepor
     layers = [(layer, linear) for layer, linear in pairs if linear is not None]
     refused += [f"{layer.name!r} stays: its weight is not a plain matrix" for layer, linear in pairs if linear is None]
     if not layers:
-        raise ConfigError(f"{type(config).__name__}: the model has no MatMul or Gemm with a quantized constant matrix")
+        sentence = "the model has no MatMul or Gemm with a quantized constant matrix"
+        if next(graphs(model), None) is None:
+            raise ConfigError(f"{type(config).__name__}: {sentence}")
+        return PassReport(config.name, 0, (f"{sentence} outside of its bodies",))
     options = context.job.options
     fake_model = fake_quantized(model, plan, options)
     nodes = {node.name: node for node in fake_model.graph}
