@@ -133,7 +133,8 @@ def _copies(
     reader: ir.Node, parts: Sequence[ir.Value | None], concat: ir.Node, model: ir.Model, names: Names
 ) -> list[ir.Node]:
     """A copy of ``reader`` for every part, with its part of the constants."""
-    constants = {k: value for k, value in enumerate(reader.inputs) if constant_array(value) is not None}
+    given = {k: value for k, value in enumerate(reader.inputs) if value is not None}
+    constants = {k: value for k, value in given.items() if constant_array(value) is not None}
     pieces = {k: _pieces(concat, reader, value) for k, value in constants.items()}
     made = []
     for number, part in enumerate(parts):
