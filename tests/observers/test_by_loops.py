@@ -294,9 +294,9 @@ def test_a_scale_is_the_best_of_33_beside_it_and_of_four_fits() -> None:
 
     for row, first, scale, error in zip(x, start, found, least, strict=True):
         tried = [first, *(first * np.float32(1 + k / 1024) for k in range(-16, 17))]
-        best = min(tried, key=lambda one: lost(row, one)[0])  # noqa: B023
+        best = min(tried, key=lambda one: lost(row, one)[0])
         for _ in range(4):
             codes = lost(row, best)[1].astype(np.float64)
             fit = np.float32((codes * row).sum() / np.square(codes).sum())
-            best = min([best, fit], key=lambda one: lost(row, one)[0])  # noqa: B023
+            best = min([best, fit], key=lambda one: lost(row, one)[0])
         assert error == pytest.approx(lost(row, best)[0], rel=1e-6) and scale == pytest.approx(best, rel=1e-6)
