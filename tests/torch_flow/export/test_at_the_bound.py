@@ -28,6 +28,7 @@ from quark.torch.export import (
     vllm_reads,
 )
 from quark.torch.export import stored as stored_parts
+from quark.torch.export.formats import FORMATS, quantizes_behind_rope
 from quark.torch.fake_quantize import make_quantizer, parts
 from quark.torch.quantization.config.config import (
     FP4PerGroupSpec,
@@ -155,6 +156,13 @@ def test_bytes_of_ggml_have_the_size_of_their_blocks(kind: str, size: int) -> No
     stage = QTensorConfig(Dtype[kind.lower()], ch_axis=-1).to_stage()
     (form,) = layout.layout_of((stage,), (3, 512)).form().values()
     assert form == ((3, 2 * size), torch.uint8)
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "safetensors"])
+def test_which_readers_quantize_keys_behind_the_rotary_embedding(format: str) -> None:
+    """vLLM, whatever it reads, and what reads the formats that it shares with others; the quark format says which."""
+    assert quantizes_behind_rope(format, None) is (format in ("compressed-tensors", "fp8", "modelopt"))
+    assert quantizes_behind_rope(format, "vllm")
 
 
 @pytest.mark.parametrize(

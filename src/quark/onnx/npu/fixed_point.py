@@ -41,7 +41,7 @@ ALPHA, BETA, TOLERANCE = 1 / 6, 0.5, 1e-6
 SIXTH = 2731 / 2**14 * 6
 PRECISION = 7
 """Bits of a multiplier beyond those of the divisor."""
-POOLS = {3: (7, 6), 5: (10, 8), 6: (7, 8), 7: (21, 10), 14: (21, 12)}
+POOLS = {3: (7, 6), 5: (10, 8), 6: (7, 8)}
 """Side of the kernel -> (multiplier, shift) of the device."""
 LARGEST = 255
 """Sides above this are divided exactly."""
