@@ -164,6 +164,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def on_cpu(model: nn.Module) -> Iterator[None]:
+    """The model on the CPU, and back on its device afterwards."""
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        yield
+        return
+    model.cpu()
+    try:
+        yield
+    finally:
+        model.to(device)
+
+
+@contextmanager
 def without_cache(model: nn.Module) -> Iterator[None]:
     """Within the block, configurations say that no cache is kept: torch.export knows no caches."""
     configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}

@@ -192,7 +192,7 @@ class Together:
     @torch.no_grad()
     def __call__(self) -> None:
         """Compare."""
-        wanted = computed(self.tasks)
+        wanted = computed(self.tasks).cpu()  # files are read there
         counts = [task.windows.count for task in self.tasks]
         own = [task for task in self.tasks if isinstance(task, Decoded)]
         if len(own) > 1:

@@ -13,6 +13,7 @@ from torch import nn
 
 from quark.errors import check_name
 from quark.files.folder import new_folder
+from quark.torch.calibration import on_cpu
 from quark.torch.config.model import QConfig
 from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.formats import FORMATS, quantizes_behind_rope
@@ -73,7 +74,8 @@ def to_gguf(model: nn.Module, folder: Path, source: Path, verify: bool) -> FileL
 def to_onnx(model: nn.Module, folder: Path, source: Path, verify: bool) -> None:
     """One graph from token ids and a cache to logits and the cache after them, any number of texts and tokens; with
     the tokenizer and settings that onnxruntime-genai runs it by."""
-    export_onnx(model, folder, torch.zeros(1, 1, dtype=torch.int64), use_cache=True, verify=verify)
+    with on_cpu(model):  # where the example lies, and ONNX Runtime runs the file
+        export_onnx(model, folder, torch.zeros(1, 1, dtype=torch.int64), use_cache=True, verify=verify)
     with new_folder(folder, beside=True) as draft:
         write_config(model, draft, folder / FILE)
         copy_beside(model, draft)
