@@ -45,8 +45,8 @@ def guarded(runs: Mapping[float, Transform], model: ir.Model, config: Any, conte
     before = model.clone()
     gains: dict[float, Gain] = {}
     told: dict[float, float] = {}
-    feeds = feeds_of(model, context, JUDGED)
-    without = _loss(before, before, feeds, context)
+    feeds: Sequence[Feed] = ()
+    without: Loss | None = None
     for part, run in runs.items():
         model.graph = before.clone().graph
         report = run(model, config, context)
@@ -54,6 +54,10 @@ def guarded(runs: Mapping[float, Transform], model: ir.Model, config: Any, conte
             if not gains:
                 return report
             break  # so short a way changes nothing; those before may have helped
+        if without is None:
+            feeds = feeds_of(before, context, JUDGED)
+            without = _loss(before, before, feeds, context)
+            told[0.0] = without.total
         found = _loss(before, model, feeds, context)
         gains[part], told[part] = gain(found, without), found.total
         log.info("%s: loss %.6g without, %.6g with %g of it", config.name, without.total, found.total, part)
@@ -64,7 +68,7 @@ def guarded(runs: Mapping[float, Transform], model: ir.Model, config: Any, conte
             report = runs[best](model, config, context)
         return report if best == 1 else replace(report, refused=(*report.refused, f"taken to the power of {best:g}"))
     model.graph = before.graph
-    reason = _reason(gains, without.total, told)
+    reason = _reason(gains, told[0.0], told)
     log.warning("%s is %s", config.name, reason)
     return replace(report, fired=0, refused=(*report.refused, reason))
 
