@@ -449,6 +449,24 @@ def test_inputs_that_the_system_does_not_open_are_refused_in_a_sentence(
         assert "Traceback" not in said and len(said) < 2000 and state_of(tmp_path) == before, said
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links and names of POSIX")
+@pytest.mark.parametrize(("name", "option"), list(cases()), ids=lambda value: str(value))
+def test_outputs_that_the_system_does_not_take_are_refused_in_a_sentence(
+    name: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also folders with a name that leaves no room for the longer one of unfinished work beside them."""
+    files(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    before = state_of(tmp_path)
+    long = ["a" * 250] if marks_of(inspect.unwrap(COMMANDS[name].callback))[option].kind == "folder" else []
+    for odd in ("a" * 256, "é" * 128, "a/" * 3000, "loop", "loop/x", *long):
+        assert main(typed(name, tmp_path, {option: tmp_path / odd})) == 1, odd
+        said = capsys.readouterr().err
+        assert said.startswith((f"error: --{option.replace('_', '-')} ", "error: the recipe ", "error: the file ")), said
+        assert state_of(tmp_path) == before
+        assert "cannot be written" in said and "Traceback" not in said and len(said) < 9000, said
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
 @pytest.mark.parametrize(("name", "option"), list(cases()), ids=lambda value: str(value))
 def test_names_that_libraries_cannot_open_are_refused_before_the_work(

@@ -22,6 +22,7 @@ from quark.algorithms.names import parted
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.atomic import check_name
+from quark.files.folder import check_place
 from quark.files.outputs import Input, Output, check_outputs
 
 FOLDER = "folder"
@@ -95,7 +96,7 @@ def guard(command: Callable[..., Any], given: Mapping[str, Any]) -> None:
     marks = marks_of(command)
     for name, mark in marks.items():
         if isinstance(mark, Writes) and given.get(name) is not None:
-            check_name(Path(given[name]), _option(name))
+            (check_place if _is_folder(mark, given) else check_name)(Path(given[name]), _option(name))
     for name, path in _read(marks, given):
         try:
             os.stat(path)
@@ -123,12 +124,14 @@ def outputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) ->
         if not isinstance(mark, Writes) or given.get(name) is None:
             continue
         yield from mark.beside(given)
-        if mark.kind == FOLDER:
-            continue
-        if mark.kind != LIKE_MODEL:
-            yield Output(Path(given[name]), _option(name), mark.kind, mark.folder)
-        elif not Path(given["model"]).is_dir():
-            yield Output(Path(given[name]), _option(name), "model", mark.folder)
+        if not _is_folder(mark, given):
+            kind = "model" if mark.kind == LIKE_MODEL else mark.kind
+            yield Output(Path(given[name]), _option(name), kind, mark.folder)
+
+
+def _is_folder(mark: Writes, given: Mapping[str, Any]) -> bool:
+    """Whether a folder is written."""
+    return mark.kind == FOLDER or (mark.kind == LIKE_MODEL and os.path.isdir(given["model"]))
 
 
 def inputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) -> Iterator[Input]:

@@ -80,7 +80,7 @@ def scratch_beside(goal: Path) -> Iterator[Path]:
 
 def check_target(goal: Path, beside: bool = False, begun: bool = False) -> None:
     """The target is free, or a folder without a model, finished or not."""
-    check_name(goal, "the name of the folder")
+    check_place(goal)
     if not goal.exists():
         return
     if not goal.is_dir():
@@ -92,6 +92,23 @@ def check_target(goal: Path, beside: bool = False, begun: bool = False) -> None:
         raise ConfigError(
             f"{str(goal)!r} holds a model already ({', '.join(sorted(found)[:4])}); delete it, or export elsewhere"
         )
+
+
+def check_place(goal: Path, name: str = "the folder") -> None:
+    """The system takes the name of a folder, and the longer one that lies beside it for a while.
+
+    Raises:
+        OutputError: it is too long or no text, links lead in a circle, or a folder may not be looked into.
+    """
+    for path in (goal, detour(goal)):
+        check_name(path, name)
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):  # what makes it says so
+            continue
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise OutputError(f"{name} {str(path)[:80]!r} cannot be written: {reason}") from error
 
 
 def detour(goal: Path) -> Path:
