@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,23 @@ def test_the_first_file_of_a_model_in_the_way_is_named_and_nothing_moves(tmp_pat
         for name in names:
             (tmp_path / "goal" / name).write_text("old")
     assert {path.read_text() for path in (tmp_path / "goal").iterdir()} == {"old"}
+
+
+@pytest.mark.parametrize("meanwhile", ["model-1.safetensors", "config.json", folders.UNFINISHED])
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_model_that_another_job_made_or_began_meanwhile_stays_alone(
+    meanwhile: str, beside: bool, tmp_path: Path
+) -> None:
+    """Its shards have other names: both models lay in one folder, with one configuration."""
+    goal = tmp_path / "goal"
+    refused = not beside or meanwhile == folders.UNFINISHED
+    expected = pytest.raises(ConfigError, match=meanwhile) if refused else nullcontext()
+    with expected, new_folder(goal, beside) as work:
+        (work / "model.safetensors").write_text("ours")
+        goal.mkdir()
+        (goal / meanwhile).write_text("theirs")
+    assert sorted(path.name for path in goal.iterdir()) == sorted([meanwhile, *["model.safetensors"] * (not refused)])
+    assert [path.name for path in tmp_path.iterdir()] == ["goal"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock a folder")

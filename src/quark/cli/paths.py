@@ -22,7 +22,6 @@ from quark.algorithms.names import parted
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.atomic import check_name
-from quark.files.folder import check_place
 from quark.files.outputs import Input, Output, check_outputs
 
 FOLDER = "folder"
@@ -96,7 +95,7 @@ def guard(command: Callable[..., Any], given: Mapping[str, Any]) -> None:
     marks = marks_of(command)
     for name, mark in marks.items():
         if isinstance(mark, Writes) and given.get(name) is not None:
-            (check_place if _is_folder(mark, given) else check_name)(Path(given[name]), _option(name))
+            (_check_folder if _is_folder(mark, given) else check_name)(Path(given[name]), _option(name))
     for name, path in _read(marks, given):
         try:
             os.stat(path)
@@ -127,6 +126,12 @@ def outputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) ->
         if not _is_folder(mark, given):
             kind = "model" if mark.kind == LIKE_MODEL else mark.kind
             yield Output(Path(given[name]), _option(name), kind, mark.folder)
+
+
+def _check_folder(path: Path, name: str) -> None:
+    from quark.files.folder import check_place
+
+    check_place(path, name)
 
 
 def _is_folder(mark: Writes, given: Mapping[str, Any]) -> bool:

@@ -53,6 +53,7 @@ def new_folder(target: str | os.PathLike[str], beside: bool = False, begun: bool
             for path in work.rglob("*"):
                 (sync_folder if path.is_dir() else sync)(path)
             with alone_in(goal.parent):
+                check_target(goal, beside, begun)  # no other job has made, or begun, a model there meanwhile
                 publish(work, goal)
                 sync_folder(goal.parent)
     except OSError as error:
