@@ -37,7 +37,8 @@ QUANTIZED = ("a8w8", "bf16", "bfp16", "channels_far_apart", "extended", "out_of_
 QUANTIZED += ("bf16 casts", "lstm", "unaligned_bias", "xint8")
 CASES = [case for case in (*ZOO, *pass_models.TRIGGERS, "random 0", "random 1") if case not in QUANTIZED]
 #: dB that a dress may cost, of at most 40. A tensor that two read, or that is returned, has codes where it had none
-#: between operators that run as one; a step of an LSTM that is returned in the middle cannot be rewritten.
+#: between operators that run as one; a step of an LSTM that is returned in the middle cannot be rewritten; and an older
+#: opset has no LayerNormalization.
 ENOUGH, COST, SHARED = 40.0, 3.0, 10.0
 SHARING = ("twice", "in_two_calls", "all_returned")
 #: A Concat of unlike parts that is returned gives them one scale (AlignConcat): its parts are rounded once.
@@ -98,7 +99,8 @@ def check(case: str, dress: str, presets: tuple[str, ...]) -> None:
             assert "nothing in the model can be quantized" in told, (preset, wanted, found)
             continue
         lost = max((one - other for one, other in zip(wanted, found[: len(wanted)], strict=True)), default=0.0)
-        assert lost <= (SHARED if dress in SHARING else COST), (preset, wanted, found)
+        loose = dress in SHARING or dress.startswith("opset")
+        assert lost <= (SHARED if loose else COST), (preset, wanted, found)
 
 
 @pytest.mark.parametrize("what", thinned(product(CASES, DRESSES), 97), ids=" ".join)
