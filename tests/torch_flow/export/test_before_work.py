@@ -150,7 +150,11 @@ def test_commands_refuse_before_the_samples_are_run(
     assert "has rows of 80 numbers" in told and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["opt", "prophetnet", "layoutlm", "llama"])
+#: What a copy without values does not run through to the layers in question.
+AXES_BY_VALUES = ("squeezebert", "big_bird", "luke", "canine", "switch_transformers", "higgs_audio_v2")
+
+
+@pytest.mark.parametrize("name", ["opt", "prophetnet", "layoutlm", "llama", *AXES_BY_VALUES])
 def test_inputs_of_other_axes_are_told_before(name: str, tmp_path: Path) -> None:
     """OPT flattens tokens before its feed-forward layers: transformers' scales per token would be shared there."""
     model = tiny.tiny_model(name, dict(tiny.model_types())[name])

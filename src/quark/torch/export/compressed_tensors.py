@@ -45,7 +45,7 @@ from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
 from quark.torch.export.skeleton import map_attention, prepared
 from quark.torch.export.state import items_of
 from quark.torch.export.stored import StoredScales, StoredTensor
-from quark.torch.export.transformers_reads import why_not, without_values
+from quark.torch.export.transformers_reads import show_axes_of, why_not, without_values
 from quark.torch.export.verify import verify as check_written
 from quark.torch.export.vllm_reads import cache_scales_for, warn_of_rounding
 from quark.torch.fake_quantize import HALVES, FakeQuantize, parts
@@ -148,7 +148,10 @@ def check_before(model: nn.Module, config: QConfig, program: str | None) -> None
     """
     bare = without_values(model)
     map_attention(bare, config)
-    words_of(prepared(bare, config, "order", "fake_quantized"), config, program)
+    made = prepared(bare, config, "order", "fake_quantized")
+    words_of(made, config, program)
+    if program != "vllm" and show_axes_of(model, made):
+        words_of(made, config, program)
 
 
 def foreign(

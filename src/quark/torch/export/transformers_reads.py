@@ -18,14 +18,15 @@ its experts, and the method that gives new modules their first values.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 
-from quark.errors import QuarkError, as_a
+from quark.errors import QuarkError
+from quark.numerics.granularity import Token
 from quark.torch.calibration import device_of
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
 from quark.torch.export.model_files import float_dtype, is_untied
@@ -124,29 +125,61 @@ def inputs(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
 def show_axes(model: nn.Module, layers: list[QuantLayer]) -> None:
     """Let a model of tokens show how many axes the inputs of ``layers`` have, as far as it runs.
 
-    Without values quantizers let tensors pass, for they find no range. Some models look for padding where they are
-    given no mask, others look into the mask: neither can be done then.
+    Without values quantizers let tensors pass, for they find no range.
     """
-
-    def note(layer: nn.Module, given: tuple[Any, ...]) -> None:
-        for part in parts_of_inputs(as_a(QuantLayer, layer)) if given else ():
-            part.axes.add(given[0].dim())
-
-    device = device_of(model)
-    on = [part for part in parts(model) if part.enabled and device.type == "meta"]
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    on = [part for part in parts(model) if part.enabled and device_of(model).type == "meta"]
     try:
         for part in on:
             part.enabled = False
-        for mask in ({}, {"attention_mask": torch.ones(TOKENS, dtype=torch.int64, device=device)}):
-            with suppress(*OTHERS, AttributeError, QuarkError), torch.no_grad():
-                model(**example(model), **mask)
-                return
+        for layer, axes in zip(layers, axes_seen(model, layers), strict=True):
+            for part in parts_of_inputs(layer):
+                part.axes |= axes
     finally:
         for part in on:
             part.enabled = True
+
+
+def axes_seen(model: nn.Module, layers: Sequence[nn.Module]) -> list[set[int]]:
+    """How many axes the inputs of each layer have while a model of tokens runs, as far as it does.
+
+    Some models look for padding where they are given no mask, others look into the mask: without values neither can be
+    done.
+    """
+    seen: list[set[int]] = [set() for _ in layers]
+
+    def noted(axes: set[int]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        return lambda layer, given: axes.update({given[0].dim()} if given else ())
+
+    hooks = [layer.register_forward_pre_hook(noted(axes)) for layer, axes in zip(layers, seen, strict=True)]
+    try:
+        for mask in ({}, {"attention_mask": torch.ones(TOKENS, dtype=torch.int64, device=device_of(model))}):
+            with suppress(*OTHERS, AttributeError, QuarkError), torch.no_grad():
+                model(**example(model), **mask)
+                break
+    finally:
         for hook in hooks:
             hook.remove()
+    return seen
+
+
+def show_axes_of(model: nn.Module, prepared: nn.Module) -> bool:
+    """Let the float model show them to the copy without values that is ``prepared``, where that one did not run.
+
+    Returns:
+        Whether something was seen.
+    """
+    unknown = {
+        name: found
+        for name, layer in quantized_layers(prepared)
+        if (found := [part for part in parts_of_inputs(layer) if isinstance(part.granularity, Token) and not part.axes])
+    }
+    own = {name: layer for name, layer in model.named_modules() if name in unknown}
+    if not own or device_of(model).type == "meta":
+        return False
+    for name, axes in zip(own, axes_seen(model, list(own.values())), strict=True):
+        for part in unknown[name]:
+            part.axes |= axes
+    return any(part.axes for name in own for part in unknown[name])
 
 
 def strategy_of(found: Any) -> str:
