@@ -41,6 +41,7 @@ from quark.torch.export import (
     places,
     skeleton,
     stacked_blocks,
+    state,
     stored,
     transformers_reads,
     verify,
@@ -521,3 +522,46 @@ def test_names_of_experts_are_those_of_their_weights(monkeypatch: pytest.MonkeyP
     outside = {"e.0.w1.weight": numbers[:1], "e.0.w1.bias": numbers[1], "e.0.more.weight": numbers[2]}
     names: Any = SimpleNamespace(groups=lambda stacks: {"k": [*stacks]}, taken_apart=lambda key, members: outside)
     assert original.expert_names(names, model) == {"experts.0.up_proj": "e.0.w1"}
+
+
+ONE, ROWS = {"qscheme": QSchemeType.per_tensor}, {"qscheme": QSchemeType.per_channel, "ch_axis": 0}
+RELATIVE: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "one scale, then one a row": (ONE, ROWS, True),
+    "one scale, then one": (ONE, ONE, True),
+    "two of rows": (ROWS, ROWS, False),
+    "the first in float16": ({**ONE, "scale_type": ScaleType.float16}, ROWS, False),
+    "the second in float16": (ONE, {**ROWS, "scale_type": ScaleType.float16}, False),
+    "the first at run time": ({**ONE, "is_dynamic": True}, ROWS, False),
+    "the second at run time": (ONE, {**ROWS, "is_dynamic": True}, False),
+}
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_when_a_file_has_the_quotient_of_two_scales(name: str) -> None:
+    """Both are float32 and known beforehand, and the first is one number for all rows."""
+    first, second, relative = RELATIVE[name]
+    stages = Spec(Dtype.fp8_e4m3, **first).to_stage(), Spec(Dtype.int4, **second).to_stage()
+    pair = layout.layout_of(stages, (8, 16))
+    assert isinstance(pair, layout.PairLayout) and pair.relative is relative
+
+
+def test_tensors_that_layers_keep_together() -> None:
+    """Of quantized layers, and of experts that are taken apart, whose activation functions have none."""
+    model = nn.Module()
+    model.experts = UnfusedExperts.__new__(type("Own", (UnfusedExperts,), {}))
+    nn.Module.__init__(model.experts)
+    model.experts.add_module("0", nn.ModuleDict({"up_proj": nn.Linear(2, 2), "act": nn.ReLU()}))
+    model.plain = nn.Linear(2, 2)
+    assert list(original.owners(model)) == ["experts.0.up_proj"]
+
+
+def test_codes_are_written_for_each_layer_and_other_tensors_once() -> None:
+    """Two layers of one weight have codes of their own, since each rounds it its own way."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.LayerNorm(4))
+    model[1].weight, model[3].weight = model[0].weight, model[2].weight
+    spec = Spec(Dtype.int8, qscheme=QSchemeType.per_tensor)
+    quantized = ModelQuantizer(QConfig(QLayerConfig(weight=spec))).quantize_model(model, None)
+    found = [name for name, _ in state.own_tensors(quantized, dict(quantized_layers(quantized)))]
+    assert sorted(found) == sorted(
+        [f"{k}.{slot}" for k in range(4) for slot in ("weight", "bias") if f"{k}.{slot}" != "3.weight"]
+    )
