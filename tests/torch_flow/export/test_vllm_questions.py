@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
+from quark.errors import ConfigError
 from quark.torch.config.type import Dtype, QSchemeType, ScaleType
 from quark.torch.export import vllm_reads
 from quark.torch.quantization.config.config import (
@@ -123,3 +126,13 @@ def test_a_selective_scan_has_all_of_its_projections(missing: str | None) -> Non
     if missing != "A_log":
         module.A_log = nn.Parameter()
     assert vllm_reads.is_selective_scan(module) is (missing is None)
+
+
+@pytest.mark.parametrize("symmetric", [(True,), (False,), (True, True), (True, False), (False, True)])
+def test_one_stage_with_zero_points_is_not_turned(symmetric: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = [SimpleNamespace(spec=SimpleNamespace(symmetric=one, row=None, granularity=None)) for one in symmetric]
+    monkeypatch.setattr(vllm_reads, "find_candidates", lambda model: [SimpleNamespace(name="layers.0.q_proj")])
+    monkeypatch.setattr(vllm_reads, "choose_all", lambda layer, config: (SimpleNamespace(stages=lambda slot: stages),))
+    given: Any = (None, None, "compressed-tensors")
+    with nullcontext() if all(symmetric) else pytest.raises(ConfigError, match="not where they have zero points"):
+        vllm_reads.check_turned(*given)
