@@ -158,6 +158,17 @@ def test_a_model_that_does_not_run_on_tokens_is_told_in_a_sentence(kind: str, tm
         assert sorted(tmp_path.iterdir()) == before, words
 
 
+@pytest.mark.parametrize("command", ["quantize", "quantize-files"])
+def test_groups_that_do_not_fit_name_what_does(command: str, folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    """64 inputs in groups of 128: what the sentence offers is typed until nothing is left to refuse."""
+    words: list[str] = []
+    while typed(command, folder / "model", "-o", tmp_path / "out", "--scheme", "int4_wo_128", *words):
+        layer = re.search("groups of 128 do not divide the 64 inputs of .* --layer '(.+)'", sentence(capsys))
+        assert layer and layer[1] not in words
+        words += ["--layer", layer[1]]
+    assert len(words) == 2 * 6
+
+
 def test_files_are_those_of_memory(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     options = ["--scheme", "int4_wo_32", "--layer", "*down_proj=int8_wo_per_channel", "--json"]
     assert typed("quantize", folder / "model", "-o", tmp_path / "memory", *options) == 0

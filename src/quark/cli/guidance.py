@@ -86,6 +86,11 @@ FLAGS: tuple[tuple[str, str], ...] = (
         r"dataloader is None: give one, or use is_dynamic=True",
         "there are none: add `--data text.txt`, or choose a scheme with dynamic activations, such as ptpc_fp8",
     ),
+    (
+        r"^global_quant_config: weight of '((?:.+\.)?(.+?))': group_size=(\d+) does not divide the (\d+) .*$",
+        r"--scheme: groups of \3 do not divide the \4 inputs of '\1'; take a scheme with smaller groups or whole rows, such "
+        r"as int4_wo_32 or int4_wo_per_channel, or give such layers another one: --layer '*\2=int8_wo_per_channel'",
+    ),
     (r" \(field extra_options\)", ""),
     (r"\bextra_options\b", "--set"),
     (r"\bcustom_mode (?=')", "--format "),  # before a scheme of the same name is looked for
