@@ -167,6 +167,7 @@ def in_memory(request: FolderJob, values: dict[str, Any], format: str, check: bo
         read_ids,
     )
 
+    refuse_by_shapes(request, values, format)
     source, remote = request.source, request.trust_remote_code
     tokenizer = partial(load_tokenizer, request.model, remote)
     rows = read_ids(source.data, tokenizer) if source.data else []
@@ -236,6 +237,30 @@ def decided(model: Any, request: FolderJob, values: dict[str, Any], format: str)
     check_before_work(model, config, format, request.program, request.model)
     ModelQuantizer(config).check(model)
     return config
+
+
+def refuse_by_shapes(request: FolderJob, values: dict[str, Any], format: str) -> None:
+    """Refuse what names and shapes alone show not to fit, before the weights are read: there may be many.
+
+    Nothing is known before of a checkpoint whose own code makes its modules, or that is no safetensors.
+    """
+    from quark.torch.config_file import config_of
+    from quark.torch.export.before_work import check_before_work
+    from quark.torch.export.checkpoint import read_checkpoint
+    from quark.torch.export.write_as import config_for
+    from quark.torch.files.quantize import in_type
+    from quark.torch.files.skeleton import read_skeleton
+    from quark.torch.matching import match
+
+    if format == "onnx" or not any(request.model.glob("*.safetensors")):  # for ONNX, the model itself is run
+        return
+    checkpoint = in_type(read_checkpoint(request.model), dtype_of(request.dtype))
+    if "auto_map" in checkpoint.config:
+        return
+    model = read_skeleton(checkpoint).model
+    config = planned(request, config_for(config_of(values, model), format, request.program, float_type(checkpoint)))
+    check_before_work(model, config, format, request.program, request.model)
+    match(model, config, skeleton=True)
 
 
 def quantized(model: Any, request: FolderJob, config: QConfig, samples: Sequence[Any], format: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 from quark.errors import ConfigError, ModelError
 from quark.torch import ModelQuantizer, export_onnx
 from quark.torch.export.genai import write_config
-from quark.torch.export.onnx_decoder import past_of
+from quark.torch.export.onnx_decoder import check_kinds, past_of
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
     Int4PerGroupSpec,
@@ -224,6 +225,25 @@ class Asks(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x) if x.sum().item() > 0 else x
+
+
+def test_layers_that_keep_more_than_keys_and_values_are_refused() -> None:
+    """Every kind of layer of transformers' caches: those of DeepSeek V4 keep states of compressors, others indices."""
+    import transformers.models.deepseek_v4.modeling_deepseek_v4  # noqa: F401 - it has kinds of its own
+    from transformers import cache_utils
+
+    def kinds(kind: type) -> set[type]:
+        return {kind}.union(*(kinds(one) for one in kind.__subclasses__()))
+
+    plain = {cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer}
+    found = {kind for kind in kinds(cache_utils.CacheLayerMixin) if not inspect.isabstract(kind)}
+    assert found > plain and len(found) > 8
+    for kind in found:
+        if kind in plain:
+            check_kinds(nn.Linear(1, 1), [object.__new__(kind)])
+            continue
+        with pytest.raises(ModelError, match=f"layer 0 of Linear keeps a {kind.__name__}, which is not keys"):
+            check_kinds(nn.Linear(1, 1), [object.__new__(kind)])
 
 
 def test_what_the_exporter_cannot_trace_is_one_sentence(tmp_path: Path) -> None:

@@ -115,10 +115,10 @@ def check_kinds(model: nn.Module, layers: Iterable[Any]) -> None:
     Raises:
         ModelError: one keeps something else, such as the state of a convolution, beside them or alone.
     """
-    from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     for number, layer in enumerate(layers):
-        if not isinstance(layer, DynamicLayer) or isinstance(layer, LinearAttentionCacheLayerMixin):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):  # what is derived from them keeps more
             raise ModelError(
                 f"use_cache: layer {number} of {type(model).__name__} keeps a {type(layer).__name__}, which is not "
                 f"keys and values of all tokens; export it without use_cache"
