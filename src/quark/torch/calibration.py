@@ -26,6 +26,8 @@ from quark.torch.quantized_layer import forget_quantized, quantized_layers, stat
 from quark.torch.softmax import softmax_quantizers
 
 RAISED_BY = "raised by sample"
+NOT_RUN = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
+"""What models raise where they miss an input: pictures, sound, or the words that a decoder begins with."""
 """How the note begins that an error of the model gets while a sample runs."""
 
 

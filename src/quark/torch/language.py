@@ -23,7 +23,7 @@ from quark.numerics.array_files import ArrayArchive, load_array
 from quark.reading import parse_json, read_json, read_text, reason_of, regular_file
 from quark.report.progress import bars
 from quark.search.function import load_function
-from quark.torch.calibration import RAISED_BY
+from quark.torch.calibration import NOT_RUN, RAISED_BY
 from quark.torch.export.model_files import name_inside
 from quark.torch.template_reading import vocabularies
 
@@ -35,8 +35,6 @@ DAMAGED_TOKENIZER = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RecursionError),
 )
 """What transformers raises where a field has another type or is missing; tokenizers raises ``Exception`` itself."""
-NOT_RUN = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
-"""What models raise where they miss an input: pictures, sound, or the words that a decoder begins with."""
 KINDS = (".txt", ".md", ".jsonl", ".npz", ".npy")
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.consumers import tiny
 from tests.torch_flow.export.networks import llama
 from tests.torch_flow.export.programs import loaded_by
 from tests.torch_flow.export.test_reload import layer
@@ -18,7 +20,7 @@ from torch import nn
 
 from quark.errors import ConfigError, ModelError
 from quark.torch import ModelQuantizer, export_onnx
-from quark.torch.export.genai import write_config
+from quark.torch.export.genai import check_runs, write_config
 from quark.torch.export.onnx_decoder import check_kinds, past_of
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
@@ -225,6 +227,33 @@ class Asks(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x) if x.sum().item() > 0 else x
+
+
+@pytest.mark.parametrize(
+    "error", [TypeError("a"), ValueError("a"), AttributeError("a"), IndexError("a"), RuntimeError("a")]
+)
+def test_what_a_model_says_of_tokens_alone_is_one_sentence(error: Exception) -> None:
+    """Pictures and sound that are missing, a cache of another kind: whatever the model itself raises."""
+
+    class Needs(nn.Module):
+        config = transformers.LlamaConfig()
+
+        def forward(self, **_: Any) -> None:
+            raise error
+
+    with pytest.raises(ModelError, match=r"Needs does not run on token ids with a cache .*\(a\); export it without"):
+        past_of(Needs(), torch.arange(3)[None])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), list(tiny.model_types()), ids=lambda text: text)
+def test_every_model_type_runs_or_is_refused_for_genai(name: str, kind: str) -> None:
+    try:
+        model = tiny.made(name, kind, {})
+    except Exception as error:
+        pytest.skip(f"no small model of this type can be made: {type(error).__name__}")
+    with suppress(ModelError):
+        check_runs(model)
 
 
 def test_layers_that_keep_more_than_keys_and_values_are_refused() -> None:

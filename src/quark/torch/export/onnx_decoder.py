@@ -19,6 +19,8 @@ from torch import nn
 
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
+from quark.reading import reason_of
+from quark.torch.calibration import NOT_RUN
 
 BATCH, NEW, PAST = 2, 3, 5  # sizes to trace with: a size of 1 would be taken for one that never varies
 
@@ -142,14 +144,29 @@ def past_of(model: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
     from transformers.cache_utils import DynamicCache
 
     check_decoder(model)
-    layers = getattr(getattr(model(input_ids=ids, use_cache=True), "past_key_values", None), "layers", None)
+    layers = getattr(getattr(_answer(model, ids), "past_key_values", None), "layers", None)
     if not layers:
         kind = type(model).__name__
         raise ModelError(f"use_cache: {kind} returns no cache of keys and values; export it without use_cache")
     check_kinds(model, layers)
     cache = DynamicCache()  # its layers keep everything, also where a window slides
-    model(input_ids=ids, past_key_values=cache, use_cache=True)
+    _answer(model, ids, past_key_values=cache)
     return tensors_of(cache)
+
+
+def _answer(model: nn.Module, ids: torch.Tensor, **given: Any) -> Any:
+    """What a float model answers token ids, with its cache.
+
+    Raises:
+        ModelError: it does not run on them alone, or not with such a cache; what it said.
+    """
+    try:
+        return model(input_ids=ids, use_cache=True, **given)
+    except NOT_RUN as error:
+        raise ModelError(
+            f"use_cache: {type(model).__name__} does not run on token ids with a cache of keys and values "
+            f"({reason_of(error)}); export it without use_cache"
+        ) from error
 
 
 def check_varying(arguments: tuple[Any, ...], shapes: Any) -> None:
