@@ -15,16 +15,11 @@ YOUNG, ALL = 200_000, 100
 def rare_collections() -> Iterator[None]:
     """Let Python look for cycles less often.
 
-    Weights do not wait for it: who works on models lets go of them by itself. What is new at the end counts as old
-    at once: with the thresholds of before Python would look through all of it at the next new object (0.05 s, 60,000
-    objects of imports, which stay).
+    Weights do not wait for it: who works on models lets go of them by itself.
     """
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], YOUNG) if before[0] else 0, before[1], max(before[2], ALL))
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # a caller's frozen objects stay frozen
-            gc.freeze()
-            gc.unfreeze()
         gc.set_threshold(*before)
