@@ -15,6 +15,7 @@ import onnx
 import pytest
 from tests.onnx_flow import models, pass_models
 from tests.onnx_flow.judged import answers, configuration, opened, sqnr
+from tests.onnx_flow.test_pass_table import model_of
 from tests.onnx_flow.test_passes import ZOO
 from tests.onnx_flow.wrapped import DRESSES
 from tests.pairs import thinned
@@ -43,13 +44,6 @@ ENOUGH, COST, SHARED = 40.0, 3.0, 10.0
 SHARING = ("twice", "in_two_calls", "all_returned")
 #: A Concat of unlike parts that is returned gives them one scale (AlignConcat): its parts are rounded once.
 ALIGNED = ("unlike_parts", "all_returned")
-
-
-@cache
-def model_of(case: str) -> onnx.ModelProto:
-    if case.startswith("random"):
-        return pass_models.random_graph(int(case.split()[1]))
-    return ZOO[case] if case in ZOO else pass_models.TRIGGERS[case]()
 
 
 @cache

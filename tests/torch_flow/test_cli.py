@@ -169,6 +169,14 @@ def test_groups_that_do_not_fit_name_what_does(command: str, folder: Path, tmp_p
     assert len(words) == 2 * 6
 
 
+def test_what_shapes_show_is_refused_before_weights_are_read(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quark.torch.language.load_model", lambda *_: pytest.fail("the weights are read"))
+    assert typed("quantize", folder / "model", "-o", tmp_path / "out", "--scheme", "int4_wo_128") == 1
+    assert "groups of 128 do not divide" in sentence(capsys)
+
+
 def test_files_are_those_of_memory(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     options = ["--scheme", "int4_wo_32", "--layer", "*down_proj=int8_wo_per_channel", "--json"]
     assert typed("quantize", folder / "model", "-o", tmp_path / "memory", *options) == 0

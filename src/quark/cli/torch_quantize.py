@@ -229,13 +229,20 @@ def chosen_values(request: FolderJob) -> dict[str, Any]:
 def decided(model: Any, request: FolderJob, values: dict[str, Any], format: str) -> QConfig:
     """How a model is quantized; refused, before anything runs, where the format or a tensor does not fit it."""
     from quark.torch import ModelQuantizer
+
+    config = fitted(model, request, values, format, model.dtype)
+    ModelQuantizer(config).check(model)
+    return config
+
+
+def fitted(model: Any, request: FolderJob, values: dict[str, Any], format: str, dtype: Any) -> QConfig:
+    """How a model, or its skeleton, of a type is quantized; refused where the format does not fit it."""
     from quark.torch.config_file import config_of
     from quark.torch.export.before_work import check_before_work
     from quark.torch.export.write_as import config_for
 
-    config = planned(request, config_for(config_of(values, model), format, request.program, model.dtype))
+    config = planned(request, config_for(config_of(values, model), format, request.program, dtype))
     check_before_work(model, config, format, request.program, request.model)
-    ModelQuantizer(config).check(model)
     return config
 
 
@@ -244,10 +251,7 @@ def refuse_by_shapes(request: FolderJob, values: dict[str, Any], format: str) ->
 
     Nothing is known before of a checkpoint whose own code makes its modules, or that is no safetensors.
     """
-    from quark.torch.config_file import config_of
-    from quark.torch.export.before_work import check_before_work
     from quark.torch.export.checkpoint import read_checkpoint
-    from quark.torch.export.write_as import config_for
     from quark.torch.files.quantize import in_type
     from quark.torch.files.skeleton import read_skeleton
     from quark.torch.matching import match
@@ -255,12 +259,9 @@ def refuse_by_shapes(request: FolderJob, values: dict[str, Any], format: str) ->
     if format == "onnx" or not any(request.model.glob("*.safetensors")):  # for ONNX, the model itself is run
         return
     checkpoint = in_type(read_checkpoint(request.model), dtype_of(request.dtype))
-    if "auto_map" in checkpoint.config:
-        return
-    model = read_skeleton(checkpoint).model
-    config = planned(request, config_for(config_of(values, model), format, request.program, float_type(checkpoint)))
-    check_before_work(model, config, format, request.program, request.model)
-    match(model, config, skeleton=True)
+    if "auto_map" not in checkpoint.config:
+        model = read_skeleton(checkpoint).model
+        match(model, fitted(model, request, values, format, float_type(checkpoint)), skeleton=True)
 
 
 def quantized(model: Any, request: FolderJob, config: QConfig, samples: Sequence[Any], format: str) -> dict[str, Any]:

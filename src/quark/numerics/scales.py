@@ -146,8 +146,8 @@ def of_row(scale: Array) -> Array:
     """The products of ``parts_of_row``; under a factor at its bound the nearest bfloat16 (0.4 % off at most)."""
     if not scale.shape[-1]:
         return scale
-    eighths, factor = parts_of_row(scale)
-    return BFLOAT16(eighths * factor)
+    inside, factor = parts_of_row(scale)
+    return BFLOAT16(inside * factor)
 
 
 ROW_TOP = 56.0  # an eighth of the largest FP8 value: eight times a scale, the farthest code of int4, is one too
