@@ -26,7 +26,7 @@ from quark.onnx.graph.quantized import dequantizer
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import prove_shapes, static_shape
-from quark.onnx.graph.surgery import input_at, int_attribute
+from quark.onnx.graph.surgery import input_at, int_attribute, name_of
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 
 #: Elements in a weight from which on it counts among the weights; below are scales, shapes and single numbers.
@@ -125,7 +125,7 @@ def _stated(value: ir.Value) -> tuple[int, ...] | None:
 def _count(model: ir.Model, sizes: Sizes) -> Coverage:
     nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
     layers = tuple(
-        Product(node.name or "", node.op_type, kind.macs(node, sizes), kind.integer(node))
+        Product(name_of(node), node.op_type, kind.macs(node, sizes), kind.integer(node))
         for node in nodes
         if (kind := LAYERS.get(node.op_type)) is not None
     )

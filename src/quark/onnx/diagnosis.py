@@ -27,7 +27,7 @@ from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.bodies import alone, graphs, place_of
-from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, let_go
+from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, let_go, name_of
 from quark.onnx.qdq.channel_axes import is_off_channel, weight_axes
 from quark.onnx.qdq.op_rules import OP_RULES, OpRule
 from quark.report.values import Weakness
@@ -85,7 +85,7 @@ def _ranked(weights: Iterable[Weight]) -> tuple[Weakness, ...]:
 
 def _planned(model: ir.Model, plan: Plan) -> Iterator[Weight]:
     for node, rule, value in weight_slots(model):
-        tensor = plan.tensors.get(value.name or "")
+        tensor = plan.tensors.get(name_of(value))
         array = constant_array(value)
         if (
             tensor is None
@@ -166,7 +166,7 @@ def judge(weight: Weight) -> Weakness | None:
     starved = one and len(widest) > 1 and kept <= SHARE * bits
     if not starved and sqnr >= ENOUGH:
         return None
-    return Weakness(weight.node.name or "", weight.node.op_type, sqnr, _advice(weight, starved, kept, bits, sqnr))
+    return Weakness(name_of(weight.node), weight.node.op_type, sqnr, _advice(weight, starved, kept, bits, sqnr))
 
 
 def _lowest_tenth(used: np.ndarray) -> float:

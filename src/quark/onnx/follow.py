@@ -23,7 +23,7 @@ from quark.config.plan import NodePlan, Plan, TensorPlan, refuse
 from quark.errors import ConfigError, QuarkError, unknown
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.bodies import around
-from quark.onnx.graph.surgery import is_constant
+from quark.onnx.graph.surgery import is_constant, name_of
 from quark.onnx.qdq.biases import refit
 from quark.onnx.qdq.floats import note_floats
 from quark.onnx.qdq.node_kinds import opsets_of_row
@@ -76,7 +76,7 @@ def _nodes(model: ir.Model, decided: Plan, left: Collection[str]) -> dict[str, N
     """The lines of nodes: a node that reads a tensor that was left out computes in float."""
     found = dict(decided.nodes)
     for node in model.graph:
-        line = found.get(node.name or "")
+        line = found.get(name_of(node))
         if line is not None and line.quantized and any(value and value.name in left for value in node.inputs):
             found[line.name] = replace(line, quantized=False, reason=REASON)
     return found

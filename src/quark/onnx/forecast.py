@@ -31,7 +31,7 @@ from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import tensor_bytes
+from quark.onnx.graph.surgery import name_of, tensor_bytes
 from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
@@ -116,7 +116,7 @@ def _seconds(model: ir.Model, job: Job, requests: list[TensorPlan], sizes: dict[
     try:
         shapes, ranges = options.RandomDataReaderInputShape, options.RandomDataReaderInputDataRange
         feed = RandomDataReader(model, shapes, ranges).get_next() or {}
-        outputs = [value.name or "" for value in model.graph.outputs]
+        outputs = [name_of(value) for value in model.graph.outputs]
         runner = Runner(model, outputs, (), Runtime.of(options))
         runner.run(feed)
         start = time.perf_counter()

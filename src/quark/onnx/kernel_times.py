@@ -27,6 +27,7 @@ from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import Runtime, open_session
+from quark.onnx.graph.surgery import name_of
 
 if TYPE_CHECKING:
     from quark.onnx.layer_runs import FloatModelFiles
@@ -108,7 +109,7 @@ def owners(model: ir.Model, layers: Sequence[str]) -> dict[str, str]:
     known = set(layers)
     found: dict[str, str] = {}
     for node in model.graph:
-        layer = node.name or ""
+        layer = name_of(node)
         if layer not in known:
             continue
         for value in node.inputs:
@@ -125,7 +126,7 @@ def _made(node: ir.Node, layers: set[str]) -> list[str]:
     while value.name:
         names.append(value.name)
         uses = list(value.uses())
-        if len(uses) != 1 or (uses[0].node.name or "") in layers:
+        if len(uses) != 1 or name_of(uses[0].node) in layers:
             break
         value = uses[0].node.outputs[0]
     return names

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from quark.config.plan import NodePlan, Plan
 from quark.dataclass import dataclass
 from quark.onnx.graph.run import FLOATS, Runner
-from quark.onnx.graph.surgery import apart
+from quark.onnx.graph.surgery import apart, name_of
 from quark.onnx.injected import crossing_of, cut, fed, runtime_of
 from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns, opened, take_over
 from quark.onnx.layer_units import Unit
@@ -92,7 +92,7 @@ class _QuantizedCopy:
         model.graph.insert_after(node, self.node)
         for value, own in zip(node.outputs, self.node.outputs, strict=True):
             own.name, own.type, own.shape = f"{value.name}{ending}", value.type, value.shape
-            self.copies.setdefault(value.name or "", own)
+            self.copies.setdefault(name_of(value), own)
             if value.dtype in FLOATS and value.name:
                 error = ir.Node("", "Sub", [own, value], name=_ERROR.format(own.name))
                 error.outputs[0].name, error.outputs[0].type = _ERROR.format(value.name), value.type
@@ -101,7 +101,7 @@ class _QuantizedCopy:
 
     def copied(self, value: ir.Value, node: ir.Node) -> ir.Value:
         """A value of the copy's own, for those that are quantized."""
-        name = value.name or ""
+        name = name_of(value)
         if name not in self.tensors:
             return value
         if name not in self.copies:
@@ -131,7 +131,7 @@ class _QuantizedCopy:
 
     def put(self, plan: Plan) -> Iterator[str]:
         """Add what is decided about the copy to a plan; the names of its tensors."""
-        name = self.node.name or ""
+        name = name_of(self.node)
         plan.nodes[name] = NodePlan(name, self.node.op_type, True, "alone")
         for old, tensor in self.tensors.items():
             if old not in self.copies:

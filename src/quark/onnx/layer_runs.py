@@ -44,7 +44,7 @@ from quark.onnx.data_layout import in_layout
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import apart, constant_array, set_constant
+from quark.onnx.graph.surgery import apart, constant_array, name_of, set_constant
 from quark.onnx.layer_units import Tensors, Unit, is_float, sizes_of, units_of
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.npu.simulate import simulate
@@ -375,7 +375,7 @@ def single(common: FloatModelFiles, name: str, op_type: str, tensors: Tensors, c
     if common.job.npu and not place:
         before = {node.name for node in model.graph}
         simulate(model, plan, common.job)
-        made = {node.name or "" for node in model.graph} - before
+        made = {name_of(node) for node in model.graph} - before
         for tensor in tensors:
             plan.put(tensor if tensor.readers is None else replace(tensor, readers=tensor.readers | made))
     return MODES["static"].emit(model, plan, common.job.options)

@@ -17,6 +17,7 @@ from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
+from quark.onnx.graph.surgery import name_of
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
 from quark.search.values import FLOAT
 
@@ -41,7 +42,7 @@ def units_of(
     """The layers and what each of them owns; ``place``: what the names of a body's layers begin with."""
     owned = {name: _owned(model, plan) for name, plan in plans.items()}
     for node in model.graph:
-        name = node.name or ""
+        name = name_of(node)
         tensors = {key: found[name] for key, found in owned.items() if found.get(name)}
         if not tensors:
             continue
@@ -63,27 +64,27 @@ def _owned(model: ir.Model, plan: Plan) -> dict[str, Tensors]:
     read = {groups[t.name] for node in computing for t in _inputs(node, plan)}
     found = {}
     for node in computing:
-        mine = frozenset([node.name or ""])
-        constants = [t for t in plan.of_role("weight", "bias") if (node.name or "") in (t.readers or ())]
+        mine = frozenset([name_of(node)])
+        constants = [t for t in plan.of_role("weight", "bias") if name_of(node) in (t.readers or ())]
         inputs = [replace(t, group=t.name) for t in _inputs(node, plan)]
-        made = [plan.tensors[value.name or ""] for value in node.outputs if (value.name or "") in groups]
+        made = [plan.tensors[name_of(value)] for value in node.outputs if name_of(value) in groups]
         last = [replace(t, group=t.name) for t in made if t.group not in read]
         if node.name in pinned:
             continue
-        found[node.name or ""] = (*(replace(t, readers=mine) for t in (*constants, *inputs)), *last)
+        found[name_of(node)] = (*(replace(t, readers=mine) for t in (*constants, *inputs)), *last)
     return found
 
 
 def _computes(node: ir.Node, plan: Plan) -> bool:
-    decision = plan.nodes.get(node.name or "")
+    decision = plan.nodes.get(name_of(node))
     return decision is not None and decision.quantized and OP_RULES.get(node.op_type, GENERIC).output != "same"
 
 
 def _inputs(node: ir.Node, plan: Plan) -> list[TensorPlan]:
     """The activations that a node reads quantized, each once."""
-    names = dict.fromkeys(value.name or "" for value in node.inputs if value is not None)
+    names = dict.fromkeys(name_of(value) for value in node.inputs if value is not None)
     found = [plan.tensors[name] for name in names if name in plan.tensors]
-    mine = node.name or ""
+    mine = name_of(node)
     return [t for t in found if t.role == "activation" and (t.readers is None or mine in t.readers)]
 
 
@@ -92,7 +93,7 @@ def _costs(values: Sequence[ir.Value | None], tensors: Tensors, sizes: Mapping[s
     by_name = {tensor.name: tensor for tensor in tensors}
     size = bits = 0.0
     for value in {value.name: value for value in values if value is not None}.values():
-        name, tensor = value.name or "", by_name.get(value.name or "")
+        name, tensor = name_of(value), by_name.get(name_of(value))
         source = value.const_value
         if not is_float(value):
             continue
@@ -110,7 +111,7 @@ def sizes_of(model: ir.Model, feed: Feed, options: Options) -> dict[str, int]:
     for value in values:
         shape = value.shape
         if shape is not None and all(isinstance(size, int) for size in shape):
-            found[value.name or ""] = int(np.prod(shape.numpy(), dtype=np.int64))
+            found[name_of(value)] = int(np.prod(shape.numpy(), dtype=np.int64))
         elif value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16) and value.name:
             unknown.append(value.name)
     if unknown:

@@ -27,7 +27,7 @@ from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.walk import GraphWalk, inputs_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import constant_array, input_at, input_name, is_constant, set_constant
+from quark.onnx.graph.surgery import constant_array, input_at, input_name, is_constant, name_of, set_constant
 from quark.onnx.qdq.parameters import set_biases
 from quark.onnx.quantization.config.algorithm import BiasCorrectionConfig
 
@@ -79,7 +79,7 @@ def _last_layers(model: ir.Model) -> frozenset[str]:
         leads_on = any(value in before for value in node.outputs)
         layer = layer_of(node)
         if layer is not None and not leads_on:
-            last.add(node.name or "")
+            last.add(name_of(node))
         if layer is not None or leads_on:
             before.update(inputs_of(node))
     return frozenset(last)

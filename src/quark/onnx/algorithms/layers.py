@@ -12,7 +12,7 @@ from quark.config.rules import NodeInfo, Rule, Rules
 from quark.config.tensor import LayerSpec
 from quark.dataclass import dataclass
 from quark.onnx.algorithms.forward import ACTIVATIONS
-from quark.onnx.graph.surgery import constant_array, input_at, input_name, is_constant, label, sole_consumer
+from quark.onnx.graph.surgery import constant_array, input_at, input_name, is_constant, label, name_of, sole_consumer
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Tunable:
     @property
     def name(self) -> str:
         """The node's name."""
-        return self.node.name or ""
+        return name_of(self.node)
 
     @property
     def source(self) -> str:
@@ -85,7 +85,7 @@ def named(model: ir.Model, names: Sequence[str]) -> set[str] | None:
     """
     if not names:
         return None
-    infos = [NodeInfo(node.name or "", node.op_type) for node in model.graph]
+    infos = [NodeInfo(name_of(node), node.op_type) for node in model.graph]
     rules = Rules(LayerSpec(), (Rule(tuple(names), None, "layers"),))
     return {name for name, decision in rules.bind(infos).items() if decision.layer is None}
 

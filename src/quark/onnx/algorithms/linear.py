@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from quark.dataclass import dataclass
 from quark.onnx.algorithms.channels import write_operand
-from quark.onnx.graph.surgery import constant_array, float_attribute, input_at, int_attribute
+from quark.onnx.graph.surgery import constant_array, float_attribute, input_at, int_attribute, name_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Linear:
     @property
     def name(self) -> str:
         """The node's name."""
-        return self.node.name or ""
+        return name_of(self.node)
 
     @property
     def weight(self) -> np.ndarray:

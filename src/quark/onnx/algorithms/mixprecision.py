@@ -37,6 +37,7 @@ from quark.onnx.algorithms.mixed import LayerTargets, Mixed, TargetScore
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.data import Samples
 from quark.onnx.graph import model as files
+from quark.onnx.graph.surgery import name_of
 from quark.onnx.layer_runs import MODEL, FloatModelFiles
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.modes import MODES
@@ -91,7 +92,7 @@ def mix(model: ir.Model, context: Context, config: AutoMixprecisionConfig) -> Mi
 
 
 def _check_output(model: ir.Model, config: AutoMixprecisionConfig) -> None:
-    number, outputs = config.metric_output_index, [value.name or "" for value in model.graph.outputs]
+    number, outputs = config.metric_output_index, [name_of(value) for value in model.graph.outputs]
     if number >= len(outputs):
         raise ConfigError(
             f"AutoMixprecisionConfig: metric_output_index is {number}, and the model has the outputs {outputs}"
@@ -124,7 +125,7 @@ def _candidates(
 ) -> Iterator[LayerTargets]:
     """Layers or subgraphs, in the order of the graph; those that share a weight together."""
     plan = MODES["static"].place(model.clone(), job, known)
-    nodes, infos = {node.name or "": node for node in model.graph}, known_nodes(model)
+    nodes, infos = {name_of(node): node for node in model.graph}, known_nodes(model)
     free = [n for n, one in plan.nodes.items() if one.quantized and one.reason == "global_config" and n in nodes]
     allowed = [_selected(names, infos, known) for _, names in config.targets()]
     for name, members in _groups(free, nodes, config, infos, known):
@@ -318,7 +319,7 @@ class _Decider:
 
     def _common(self) -> tuple[FloatModelFiles, str]:
         """The float model, the samples and the float output in a folder, and a digest of the data."""
-        output = self.model.graph.outputs[self.config.metric_output_index].name or ""
+        output = name_of(self.model.graph.outputs[self.config.metric_output_index])
         folder = self.context.scratch.folder("automatic mixed precision").resolve()
         ir.save(self.model.clone(), folder / MODEL, external_data=f"{MODEL}.data")
         options = self.job.options

@@ -26,7 +26,7 @@ from quark.onnx.algorithms.linear import Linear, by_input, linear_of
 from quark.onnx.algorithms.local import RoundingJudge, judge_of, look
 from quark.onnx.algorithms.turning import Turning
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, constant_array, input_at
+from quark.onnx.graph.surgery import Names, constant_array, input_at, name_of
 from quark.onnx.qdq.slots import STAYS_FLOAT
 from quark.onnx.quantization.config.algorithm import QuarotConfig
 from quark.reading import read_json
@@ -129,7 +129,7 @@ def _is_named(key: object, value: object) -> bool:
 
 
 def _turn_pair(model: ir.Model, pair: dict[str, Any], config: QuarotConfig) -> None:
-    nodes = {node.name or "": node for node in model.graph}
+    nodes = {name_of(node): node for node in model.graph}
     for name in (*pair["prev_nodes"], *pair["next_nodes"], *([pair["norm_node"]] if pair.get("norm_node") else [])):
         if name not in nodes:
             raise ConfigError(f"r_config_path: {unknown('node', name, nodes)}")

@@ -32,7 +32,7 @@ from quark.onnx.algorithms.losses import Loss, Values, answers, distance_to, gai
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, trim_heap
-from quark.onnx.graph.surgery import constant_array, set_constant
+from quark.onnx.graph.surgery import constant_array, name_of, set_constant
 
 #: Samples that decide, and how often the layers are halved.
 JUDGED, HALVINGS = 64, 4
@@ -109,7 +109,7 @@ def _changes(model: ir.Model, plan: Plan, before: Mapping[str, ConstantState]) -
         if names:
             open_names.difference_update(names)
             old, new = ({name: states[name] for name in names} for states in (before, now))
-            found.append(NodeChange(node.name or "", old, new))
+            found.append(NodeChange(name_of(node), old, new))
     return found
 
 

@@ -21,7 +21,7 @@ import onnxruntime
 from quark.errors import DataError, ModelError
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import RUNTIME_ERRORS, Runtime, open_session
-from quark.onnx.graph.surgery import bodies
+from quark.onnx.graph.surgery import bodies, name_of
 
 Feed = Mapping[str, np.ndarray]
 #: Puts an array elsewhere (a file, say) and returns what is to be kept in its place.
@@ -77,7 +77,7 @@ class GraphWalk:
 
     def names_before(self, name: str) -> set[str]:
         """Names of all nodes that a tensor depends on and that have not run."""
-        return {node.name or "" for node in self._ancestors([self._values[name]])}
+        return {name_of(node) for node in self._ancestors([self._values[name]])}
 
     def _run(self, nodes: set[ir.Node]) -> None:
         made = {str(value.name) for node in nodes for value in node.outputs if value.name}

@@ -48,10 +48,14 @@ def input_at(node: ir.Node, position: int) -> ir.Value | None:
     return node.inputs[position] if position < len(node.inputs) else None
 
 
+def name_of(one: ir.Node | ir.Value | None) -> str:
+    """The name of a node or a value, empty where there is none."""
+    return "" if one is None else one.name or ""
+
+
 def input_name(node: ir.Node, position: int) -> str:
     """The name of input number ``position``, empty where it is left out."""
-    value = input_at(node, position)
-    return "" if value is None else str(value.name)
+    return name_of(input_at(node, position))
 
 
 def set_input(node: ir.Node, position: int, value: ir.Value | None) -> None:
@@ -429,7 +433,8 @@ def bypass(node: ir.Node, source: ir.Value) -> str | None:
         return "another of its outputs is used"
     if not output.is_graph_output():
         output.replace_all_uses_with(source)
-        _remove(node)
+        if node.graph is not None:
+            node.graph.remove(node, safe=True)
         return None
     if source.is_graph_input() or source.is_initializer() or source.is_graph_output():
         return "it joins a graph output to a graph input, an initializer or another output"
@@ -437,11 +442,6 @@ def bypass(node: ir.Node, source: ir.Value) -> str | None:
         return "it hands a value of an outer graph out of a subgraph"
     take_over(source, output)
     return None
-
-
-def _remove(node: ir.Node) -> None:
-    if node.graph is not None:
-        node.graph.remove(node, safe=True)
 
 
 def drop_if_unused(value: ir.Value | None) -> bool:

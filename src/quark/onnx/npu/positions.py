@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
 from quark.numerics import scales
-from quark.onnx.graph.surgery import input_at, sole_consumer
+from quark.onnx.graph.surgery import input_at, name_of, sole_consumer
 
 LOWEST, HIGHEST = -127, 127
 #: Bits of the widest codes that the device's rules are about.
@@ -59,9 +59,9 @@ class Positions:
             channels: whether it may have a position per channel; a shifter has one position for every other operand.
         """
         value = input_at(node, slot)
-        name = (value.name if value is not None else None) or ""
+        name = name_of(value)
         tensor = self._plan.tensors.get(name)
-        if tensor is None or (tensor.readers is not None and (node.name or "") not in tensor.readers):
+        if tensor is None or (tensor.readers is not None and name_of(node) not in tensor.readers):
             return None
         position = self.of(name)
         return name if position is not None and (channels or position.ndim == 0) else None
@@ -73,11 +73,11 @@ class Positions:
         """
         value: ir.Value | None = node.outputs[0]
         for allowed in (frozenset(["Mul"]) if node.op_type in CORRECTED else frozenset(), FUSED):
-            if value is None or (value.name or "") in self._plan.tensors:
+            if value is None or name_of(value) in self._plan.tensors:
                 break
             follower = sole_consumer(value)
             value = follower.outputs[0] if follower is not None and follower.op_type in allowed else value
-        name = (value.name if value is not None else None) or ""
+        name = name_of(value)
         return name if self.of(name) is not None else None
 
     def move(self, name: str, position: np.ndarray | int, reason: str) -> bool:

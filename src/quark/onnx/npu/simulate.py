@@ -16,7 +16,7 @@ from quark.config.plan import Plan
 from quark.dataclass import dataclass
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import Names
+from quark.onnx.graph.surgery import Names, name_of
 from quark.onnx.npu import fixed_point, softmax
 
 Wanted = Callable[[ir.Node], bool]
@@ -103,7 +103,7 @@ def wanted_in(plan: Plan) -> Wanted:
     """Whether a node runs on the device: quantized ones do."""
 
     def wanted(node: ir.Node) -> bool:
-        decision = plan.nodes.get(node.name or "")
+        decision = plan.nodes.get(name_of(node))
         return decision is not None and decision.quantized
 
     return wanted

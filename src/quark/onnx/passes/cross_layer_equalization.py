@@ -14,6 +14,7 @@ from quark.errors import check_names
 from quark.onnx.algorithms import cle
 from quark.onnx.algorithms.channels import LAYERS
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import name_of
 from quark.onnx.quantization.config.algorithm import CLEConfig
 
 Types = Annotated[Sequence[str], "Operators that may be equalized."]
@@ -47,7 +48,7 @@ def run(
         cle_scale_use_threshold,
         cle_total_layer_diff_threshold,
     )
-    nodes = {node.name or "": node for node in model.graph}
+    nodes = {name_of(node): node for node in model.graph}
     for kind, given, known in (
         ("node", (*nodes_to_quantize, *nodes_to_exclude), nodes),
         ("operator that can be equalized", op_types_to_quantize, LAYERS),

@@ -28,6 +28,7 @@ from quark.onnx.graph.surgery import (
     drop_if_unused,
     label,
     name_nodes,
+    name_of,
 )
 from quark.onnx.qdq.selection import known_nodes
 
@@ -64,7 +65,7 @@ def _nodes_of(model: ir.Model, parts: Sequence[Part]) -> dict[ir.Node, None]:
             raise ConfigError(f"subgraphs_to_include: {part!r} is not of the form start:end")
         selectors.append(Subgraph((ends[0],), (ends[1],)))
     decided = Rules(LayerSpec(), (Rule(tuple(selectors), None, "subgraphs_to_include"),)).bind(known_nodes(model))
-    found = {node: None for node in model.graph if decided[node.name or ""].layer is None}
+    found = {node: None for node in model.graph if decided[name_of(node)].layer is None}
     for node in found:
         if bodies(node):
             raise ConfigError(f"subgraphs_to_include: {label(node)} has a body, which stays float16: leave it out")

@@ -19,7 +19,7 @@ from quark.errors import check_name
 from quark.onnx.graph.element_types import cast, convert_attributes, retype
 from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, add_initializer, all_nodes, is_constant, label, opset, set_constant
+from quark.onnx.graph.surgery import Names, add_initializer, all_nodes, is_constant, label, name_of, opset, set_constant
 
 FLOAT = ir.DataType.FLOAT
 LARGEST = {ir.DataType.FLOAT16: 65504.0, ir.DataType.BFLOAT16: 255 * 2.0**120}
@@ -52,7 +52,7 @@ def run(model: ir.Model, to: To = "float16", keep_io_types: Keep = False) -> Pas
                 fired += retype(value, [FLOAT], kind)
     ends = set(model.graph.outputs) if keep_io_types else set()
     for node in all_nodes(model):
-        boundary = keep_io_types and (node.name or "").endswith(_MARKS)
+        boundary = keep_io_types and name_of(node).endswith(_MARKS)
         if not boundary:
             convert_attributes(node, [FLOAT], kind, _TYPE_ATTRIBUTES)
         for value in node.outputs:

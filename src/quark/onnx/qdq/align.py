@@ -17,6 +17,7 @@ from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.numerics.granularity import Tensor
+from quark.onnx.graph.surgery import name_of
 
 #: operator -> the option that aligns it.
 _SWITCH = {
@@ -41,7 +42,7 @@ def align(model: ir.Model, plan: Plan, job: Job) -> None:
             continue
         data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
         values = [value for value in (*data, *node.outputs) if value is not None and value.name in plan.tensors]
-        groups.join([value.name or "" for value in values])
+        groups.join([name_of(value) for value in values])
     groups.write()
 
 

@@ -15,6 +15,7 @@ from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Group, Tensor
+from quark.onnx.graph.surgery import name_of
 from quark.onnx.qdq.channel_axes import has_channels, is_off_channel
 from quark.onnx.qdq.node_kinds import block_size
 
@@ -47,9 +48,9 @@ def why_no_product(node: ir.Node, bias: ir.Value, data: TensorSpec, weight: Tens
 def shared_scale(node: ir.Node, layer: LayerSpec, bias: ir.Value, plan: Plan) -> ir.Value | None:
     """The tensor whose scale times the input's is that of the bias; ``None`` where there is no such product."""
     scaled = node.inputs[1]
-    if layer.inputs is None or layer.weight is None or scaled is None or (scaled.name or "") not in plan.tensors:
+    if layer.inputs is None or layer.weight is None or scaled is None or name_of(scaled) not in plan.tensors:
         return None
-    granularity = plan.tensors[scaled.name or ""].spec.granularity
+    granularity = plan.tensors[name_of(scaled)].spec.granularity
     return None if why_no_product(node, bias, layer.inputs, replace(layer.weight, granularity=granularity)) else scaled
 
 
@@ -68,7 +69,7 @@ def refit(model: ir.Model, plan: Plan) -> None:
     """Leave float the biases whose layers have no product of scales any more; the others follow their weights' axes."""
     biases = plan.of_role("bias")
     readers = {name for bias in biases for name in bias.readers or ()}
-    nodes = {node.name or "": node for node in model.graph if node.name in readers} if readers else {}
+    nodes = {name_of(node): node for node in model.graph if node.name in readers} if readers else {}
     for bias in biases:
         data, weight = (plan.tensors.get(name) for name in bias.bias_of or ("", ""))
         if data is None or weight is None or not all(_reads(data, name) for name in bias.readers or ()):

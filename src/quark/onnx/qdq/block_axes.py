@@ -15,7 +15,7 @@ from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.config.tensor import TensorSpec
 from quark.numerics.granularity import Group
-from quark.onnx.graph.surgery import int_attribute
+from quark.onnx.graph.surgery import int_attribute, name_of
 from quark.onnx.qdq.node_kinds import block_size
 
 
@@ -41,7 +41,7 @@ def refine(model: ir.Model, plan: Plan, job: Job) -> None:
     settled: set[str] = set()
     for node in model.graph:
         for value, axis in _axes(node):
-            tensor = plan.tensors.get((value.name if value is not None else None) or "")
+            tensor = plan.tensors.get(name_of(value))
             if value is None or tensor is None or tensor.role != "activation" or tensor.name in settled:
                 continue
             granularity, rank = tensor.spec.granularity, len(value.shape or ())

@@ -25,6 +25,7 @@ from quark.config.plan import Plan, TensorPlan
 from quark.config.rules import Decision
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.dataclass import dataclass
+from quark.onnx.graph.surgery import name_of
 from quark.onnx.qdq.block_axes import in_blocks
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES, UNSIGNED_OF
 from quark.onnx.qdq.second_type import hand_over, insert
@@ -61,7 +62,7 @@ def pair_boundaries(model: ir.Model, plan: Plan, job: Job, decisions: Mapping[st
     overrides = parse_overrides(job.options.TensorQuantOverrides)
     at = Boundaries(model, plan, overrides, job.options.UseUnsignedReLU)
     for node in list(model.graph):
-        name = node.name or ""
+        name = name_of(node)
         layer = decisions[name].layer
         if layer is None or layer.inputs is None or not plan.nodes[name].quantized:
             continue
@@ -77,7 +78,7 @@ def pair_boundaries(model: ir.Model, plan: Plan, job: Job, decisions: Mapping[st
 
 def _own(node: ir.Node, layer: LayerSpec, at: Boundaries) -> LayerSpec:
     """The specs of a node: its entry's, those of a tensor beside it that was told a type, or of what it moves."""
-    found = [at.plan.tensors.get(value.name or "") for value in (*node.inputs, *node.outputs) if value is not None]
+    found = [at.plan.tensors.get(name_of(value)) for value in (*node.inputs, *node.outputs) if value is not None]
     beside = [tensor for tensor in found if tensor is not None and tensor.role == "activation"]
     told = next((tensor for tensor in beside if at.format_of(tensor) != tensor.spec.format), None)
     if told is not None:
@@ -92,7 +93,7 @@ def _own(node: ir.Node, layer: LayerSpec, at: Boundaries) -> LayerSpec:
 
 def _settle_input(node: ir.Node, value: ir.Value, own: LayerSpec, at: Boundaries) -> None:
     """A pair of the node's own type before it, where the tensor has another."""
-    tensor, name = at.plan.tensors.get(value.name or ""), node.name or ""
+    tensor, name = at.plan.tensors.get(name_of(value)), name_of(node)
     read = tensor is not None and (tensor.readers is None or name in tensor.readers)
     if tensor is None or own.inputs is None or tensor.role != "activation" or not read:
         return
@@ -116,13 +117,13 @@ def _settle_input(node: ir.Node, value: ir.Value, own: LayerSpec, at: Boundaries
 
 def _second(tensor: TensorPlan, copy: ir.Value, spec: TensorSpec, reason: str) -> TensorPlan:
     """The decision about the second pair; a range known without data holds for both."""
-    name = copy.name or ""
+    name = name_of(copy)
     return TensorPlan(name, "activation", in_blocks(spec, copy), reason, name, fixed_range=tensor.fixed_range)
 
 
 def _settle_output(node: ir.Node, value: ir.Value, own: LayerSpec, at: Boundaries) -> None:
     """The node writes its own type; readers of another type find their own pair later."""
-    tensor = at.plan.tensors.get(value.name or "")
+    tensor = at.plan.tensors.get(name_of(value))
     if tensor is None or own.outputs is None or tensor.readers is not None:
         return
     if at.differ(at.format_of(tensor), own.outputs.format):

@@ -26,7 +26,16 @@ from quark.config.rules import NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.dataclass import dataclass
 from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import attribute, float_attribute, input_at, int_attribute, is_constant, operand, own_copy
+from quark.onnx.graph.surgery import (
+    attribute,
+    float_attribute,
+    input_at,
+    int_attribute,
+    is_constant,
+    name_of,
+    operand,
+    own_copy,
+)
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.angles import NoData
 from quark.onnx.qdq.selection import bound, passed_over
@@ -131,10 +140,10 @@ def place_dynamic(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) ->
     """
     plan, decisions, left = Plan(), bound(model, job, before), NoData.of(model).nodes
     for node in list(model.graph):
-        decision = decisions[node.name or ""]
+        decision = decisions[name_of(node)]
         why = decision.reason if decision.layer is None else _why_float(node, decision.layer, job, left.get(node))
         reason = why or decision.reason
-        plan.nodes[node.name or ""] = NodePlan(node.name or "", node.op_type, why is None, reason)
+        plan.nodes[name_of(node)] = NodePlan(name_of(node), node.op_type, why is None, reason)
         if why is None and decision.layer is not None:
             _add(node, decision.layer, reason, plan, model)
     return plan
@@ -168,8 +177,8 @@ def _add(node: ir.Node, layer: LayerSpec, reason: str, plan: Plan, model: ir.Mod
     for position in rule.data:
         value = node.inputs[position]
         if value is not None and not is_constant(value):
-            name = value.name or ""
-            plan.read_by(node.name or "", TensorPlan(name, "activation", ACTIVATION, because, name, observed=False))
+            name = name_of(value)
+            plan.read_by(name_of(node), TensorPlan(name, "activation", ACTIVATION, because, name, observed=False))
 
 
 #: What DynamicQuantizeLinear makes.
@@ -186,11 +195,11 @@ def _for_node(spec: TensorSpec, node: ir.Node, rule: DynamicRule, position: int)
 
 def add_weight(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str, plan: Plan, model: ir.Model) -> None:
     """Record a constant that a node reads; where another reader has it quantized otherwise, it gets a copy."""
-    name = value.name or ""
+    name = name_of(value)
     known = plan.tensors.get(name)
     if known is not None and known.spec != spec:
         name = own_copy(node, value, model)
-    plan.read_by(node.name or "", TensorPlan(name, "weight", spec, reason, name))
+    plan.read_by(name_of(node), TensorPlan(name, "weight", spec, reason, name))
 
 
 def gemm_factors(node: ir.Node) -> tuple[float, float]:

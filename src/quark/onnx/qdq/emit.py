@@ -18,7 +18,7 @@ from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ModelError
 from quark.onnx.graph.rewriting import insert_behind
-from quark.onnx.graph.surgery import all_values, remove_unused
+from quark.onnx.graph.surgery import all_values, name_of, remove_unused
 from quark.onnx.graph.weightless import through_proto
 from quark.onnx.qdq import second_type
 from quark.onnx.qdq.activation_nodes import ACTIVATION_NODES, AMD, OWN, QuantizedTensor
@@ -38,7 +38,7 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     """Insert the nodes of a complete plan. ``model`` is used up; the result may be another object with its data."""
     values = {value.name: value for value in all_values(model)}
     parameters, lookups = ParameterInitializers(model), list[tuple[QuantizedTensor, list[ir.Node]]]()
-    integer_lstms = {node.name or "": node for node in dynamic_nodes(model, plan)}
+    integer_lstms = {name_of(node): node for node in dynamic_nodes(model, plan)}
     apart = dict[str, list[QuantizedTensor]]()
     for tensor in plan:
         if tensor.scale is None:
@@ -70,7 +70,7 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
 def uses_of(item: QuantizedTensor) -> list[Any]:
     """The readers of the quantized values."""
     readers = item.tensor.readers
-    return [use for use in item.value.uses() if readers is None or (use.node.name or "") in readers]
+    return [use for use in item.value.uses() if readers is None or name_of(use.node) in readers]
 
 
 def _activation(graph: ir.Graph, item: QuantizedTensor) -> None:

@@ -20,6 +20,7 @@ from quark.onnx.graph.surgery import (
     input_at,
     int_attribute,
     let_go,
+    name_of,
     operand,
     remove_unused,
     take_over,
@@ -87,7 +88,7 @@ class Writer:
 
     def activation(self, value: ir.Value) -> Triple:
         """Codes, scale and zero point of an activation, made once."""
-        name = value.name or ""
+        name = name_of(value)
         if name not in self.activations:
             labels = ("quantized", "scale", "zero_point")
             outputs = [ir.Value(name=self.names.fresh(f"{name}_{label}")) for label in labels]
@@ -100,7 +101,7 @@ class Writer:
         self, value: ir.Value, form: str = "", arrange: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> ir.Value:
         """The codes of a weight, arranged for one kind of kernel; computed when the file is written."""
-        name = value.name or ""
+        name = name_of(value)
         if (name, form) not in self.codes:
             tensor, source, dtype = self.plan.tensors[name], tensor_of(value), onnx_type(self.plan.tensors[name].spec)
             turn = arrange or (lambda array: array)
@@ -128,7 +129,7 @@ def emit_dynamic(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     """Rewrite the quantized nodes of ``model``, which is used up."""
     writer = Writer(model, plan, Names(model))
     for node in list(model.graph):
-        if plan.nodes[node.name or ""].quantized and node.op_type in BUILDERS:
+        if plan.nodes[name_of(node)].quantized and node.op_type in BUILDERS:
             BUILDERS[node.op_type](writer, node)
     values, parameters = {value.name: value for value in all_values(model)}, ParameterInitializers(model)
     for tensor in filter(is_alone, plan):
@@ -141,8 +142,8 @@ def emit_dynamic(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
 def _matmul(writer: Writer, node: ir.Node) -> None:
     data, second = operand(node, 0), operand(node, 1)
     codes, scale, zero_point = writer.activation(data)
-    if (second.name or "") in writer.plan.tensors and writer.plan.tensors[second.name or ""].role == "weight":
-        others = writer.weight(second), _scale(writer, second), writer.zero_point(second.name or "")
+    if name_of(second) in writer.plan.tensors and writer.plan.tensors[name_of(second)].role == "weight":
+        others = writer.weight(second), _scale(writer, second), writer.zero_point(name_of(second))
     else:
         others = writer.activation(second)
     writer.product(node, "MatMulInteger", (codes, scale, zero_point), others, None)
@@ -153,7 +154,7 @@ def _gemm(writer: Writer, node: ir.Node) -> None:
     alpha, beta = gemm_factors(node)
     turned = bool(int_attribute(node, "transB", 0))
     codes = writer.weight(weight, "_T", np.transpose) if turned else writer.weight(weight)
-    others = codes, _scale(writer, weight, alpha), writer.zero_point(weight.name or "")
+    others = codes, _scale(writer, weight, alpha), writer.zero_point(name_of(weight))
     values = constant_array(bias)
     if values is not None and beta != 1.0:
         bias = writer.constant((values * beta).astype(values.dtype), f"{node.name}_bias")
@@ -163,7 +164,7 @@ def _gemm(writer: Writer, node: ir.Node) -> None:
 def _conv(writer: Writer, node: ir.Node) -> None:
     data, weight, bias = operand(node, 0), operand(node, 1), input_at(node, 2)
     channels = (-1, *(1 for _ in (weight.shape or ())[2:]))
-    others = writer.weight(weight), _scale(writer, weight, shape=channels), writer.zero_point(weight.name or "")
+    others = writer.weight(weight), _scale(writer, weight, shape=channels), writer.zero_point(name_of(weight))
     values = constant_array(bias)
     if values is not None:
         bias = writer.constant(values.reshape(channels), f"{node.name}_bias")
@@ -172,7 +173,7 @@ def _conv(writer: Writer, node: ir.Node) -> None:
 
 def _scale(writer: Writer, weight: ir.Value, factor: float = 1.0, shape: tuple[int, ...] | None = None) -> ir.Value:
     """The scale of a weight as the product needs it."""
-    found = np.asarray(writer.plan.tensors[weight.name or ""].scale)
+    found = np.asarray(writer.plan.tensors[name_of(weight)].scale)
     scale = np.asarray(found * np.float32(factor), np.float32)
     return writer.constant(scale.reshape(shape) if shape is not None and scale.ndim else scale, f"{weight.name}_scale")
 
@@ -183,7 +184,7 @@ def _gather(writer: Writer, node: ir.Node) -> None:
     rows = (-1, *(1 for _ in (table.shape or ())[1:]))
     codes = writer.insert(node, "Gather", [writer.weight(table), indices], f"{node.name}_quant")
     scales = writer.insert(node, "Gather", [_scale(writer, table, shape=rows), indices], f"{node.name}_scale")
-    one, zero_point = writer.constant(np.asarray(np.float32(1)), "one"), writer.zero_point(table.name or "")
+    one, zero_point = writer.constant(np.asarray(np.float32(1)), "one"), writer.zero_point(name_of(table))
     counts = writer.insert(node, "DequantizeLinear", [codes, one, zero_point], f"{node.name}_DequantizeLinear")
     take_over(writer.insert(node, "Mul", [counts, scales], f"{node.name}_Mul"), node.outputs[0])
 
@@ -195,7 +196,7 @@ def _lstm(writer: Writer, node: ir.Node) -> None:
     for position in (1, 2):
         weight = operand(node, position)
         inputs[position] = writer.weight(weight, "_T", lambda array: array.transpose(0, 2, 1))
-        tensor = writer.plan.tensors[weight.name or ""]
+        tensor = writer.plan.tensors[name_of(weight)]
         points = np.asarray(tensor.zero_point).astype(onnx_type(tensor.spec).numpy())
         parameters += [_scale(writer, weight), writer.constant(points, f"{weight.name}_zero_point")]
     put_dynamic(node, [*inputs, *parameters])

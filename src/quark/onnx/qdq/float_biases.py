@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import ConfigError
+from quark.onnx.graph.surgery import name_of
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.biases import why_no_product
 from quark.onnx.qdq.op_rules import OP_RULES
@@ -26,15 +27,13 @@ def float_biases(model: ir.Model, plan: Plan) -> Iterator[TensorPlan]:
     for node in model.graph:
         rule = OP_RULES.get(node.op_type)
         bias = None if rule is None else slots.bias_input(node, rule)
-        if bias is None or len(bias.shape or ()) != 1 or not _is_float(plan.tensors.get(bias.name or "")):
+        if bias is None or len(bias.shape or ()) != 1 or not _is_float(plan.tensors.get(name_of(bias))):
             continue
-        data, weight = (
-            plan.tensors.get((value.name if value is not None else None) or "") for value in node.inputs[:2]
-        )
+        data, weight = (plan.tensors.get(name_of(value)) for value in node.inputs[:2])
         if data is None or weight is None or data.spec.dynamic or weight.spec.dynamic:
             continue
         if why_no_product(node, bias, data.spec, weight.spec) is None:
-            name = bias.name or ""
+            name = name_of(bias)
             yield TensorPlan(name, "bias", weight.spec, "float", name, bias_of=(data.name, weight.name))
 
 

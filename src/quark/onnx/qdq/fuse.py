@@ -11,7 +11,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
-from quark.onnx.graph.surgery import clip_bounds
+from quark.onnx.graph.surgery import clip_bounds, name_of
 from quark.onnx.qdq.node_kinds import block_size
 from quark.onnx.qdq.op_rules import FUSED_PRODUCERS, OP_RULES
 
@@ -43,7 +43,7 @@ def drop_fused(model: ir.Model, plan: Plan, job: Job) -> None:
                 option = _SWITCH[node.op_type]
             if option is not None:
                 kernel = f"{producer.op_type} {producer.name!r} and {node.op_type} {node.name!r} are one kernel"
-                plan.leave(value.name or "", f"{kernel} ({option})")
+                plan.leave(name_of(value), f"{kernel} ({option})")
 
 
 def fused_producer(node: ir.Node, plan: Plan, job: Job) -> ir.Node | None:
@@ -73,11 +73,11 @@ def drop_before_moves(model: ir.Model, plan: Plan) -> None:
         if node.op_type in OP_RULES and any(value.name in plan.tensors for value in _operands(node)):
             continue
         for value in node.outputs:
-            tensor = plan.tensors.get(value.name or "")
+            tensor = plan.tensors.get(name_of(value))
             if tensor is None or block_size(tensor.spec) is None or value.is_graph_output():
                 continue
             if value.uses() and all(_moves(use.node, plan) for use in value.uses()):
-                plan.leave(value.name or "", "it is only moved or clipped before it is rounded to blocks")
+                plan.leave(name_of(value), "it is only moved or clipped before it is rounded to blocks")
 
 
 def _operands(node: ir.Node) -> list[ir.Value]:
@@ -88,14 +88,14 @@ def _moves(node: ir.Node, plan: Plan) -> bool:
     rule = OP_RULES.get(node.op_type)
     if rule is None or not (rule.output == "same" or node.op_type in _CLIPS):
         return False
-    results = (plan.tensors.get(value.name or "") for value in node.outputs if value.uses() or value.is_graph_output())
+    results = (plan.tensors.get(name_of(value)) for value in node.outputs if value.uses() or value.is_graph_output())
     return all(result is not None and block_size(result.spec) is not None for result in results)
 
 
 def _is_fused(producer: ir.Node, value: ir.Value, node: ir.Node, plan: Plan, job: Job) -> bool:
     if node.op_type not in _SWITCH or not getattr(job.options, _SWITCH[node.op_type]):
         return False
-    if block_size(plan.tensors[value.name or ""].spec) is not None and not job.options.RemoveFusedQDQ:
+    if block_size(plan.tensors[name_of(value)].spec) is not None and not job.options.RemoveFusedQDQ:
         return False
     if producer.op_type not in _producers(job.options) and job.target != "cpu":
         return False
@@ -113,7 +113,7 @@ def _producers(options: Options) -> frozenset[str]:
 
 def _codes_do_the_clipping(node: ir.Node, plan: Plan) -> bool:
     """Whether the runtime may drop a Relu or Clip because quantizing its output clips just the same."""
-    output = plan.tensors.get(node.outputs[0].name or "")
+    output = plan.tensors.get(name_of(node.outputs[0]))
     if output is None or node.op_type not in ("Relu", "Clip"):
         return False
     starts_at_zero = node.op_type == "Relu" or (clip_bounds(node) or (None,))[0] == 0.0

@@ -34,6 +34,7 @@ from quark.onnx.graph.surgery import (
     int_attribute,
     is_constant,
     let_go,
+    name_of,
     operand,
     remove_unused,
     take_over,
@@ -59,9 +60,9 @@ def place_nbits(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> P
     check_name("Algorithm in MatMulNBitsParams", nbits.Algorithm, ALGORITHMS)
     plan, decisions, left = Plan(), bound(model, job, before), NoData.of(model).nodes
     for node in model.graph:
-        decision = decisions[node.name or ""]
+        decision = decisions[name_of(node)]
         why = decision.reason if decision.layer is None else _why_float(node, nbits, job.options, left.get(node))
-        plan.nodes[node.name or ""] = NodePlan(node.name or "", node.op_type, why is None, why or "UseMatMulNBits")
+        plan.nodes[name_of(node)] = NodePlan(name_of(node), node.op_type, why is None, why or "UseMatMulNBits")
         if why is None:
             _add(node, nbits, plan)
     return plan
@@ -101,11 +102,11 @@ def _why_not_gather(node: ir.Node, table: ir.Value, nbits: NBits) -> str | None:
 
 def _add(node: ir.Node, nbits: NBits, plan: Plan) -> None:
     value = node.inputs[WEIGHTS[node.op_type]]
-    name = "" if value is None else value.name or ""
+    name = "" if value is None else name_of(value)
     rows = node.op_type == "Gather" or bool(int_attribute(node, "transB", 0))
     spec = TensorSpec(f"uint{nbits.Bits}", nbits.Symmetric, granularity=Group(1 if rows else 0, nbits.GroupSize))
     because = f"UseMatMulNBits ({nbits.Algorithm}): {node.op_type} {node.name!r}"
-    plan.read_by(node.name or "", TensorPlan(name, "weight", spec, because, name))
+    plan.read_by(name_of(node), TensorPlan(name, "weight", spec, because, name))
 
 
 def no_parameters(model: ir.Model, plan: Plan, ranges: object, options: Options) -> None:
@@ -122,11 +123,11 @@ def emit_nbits(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     nbits, names = parse_nbits(options.MatMulNBitsParams), Names(model)
     done: dict[tuple[str, bool], Written] = {}
     for node in list(model.graph):
-        if not plan.nodes[node.name or ""].quantized:
+        if not plan.nodes[name_of(node)].quantized:
             continue
         weight = operand(node, WEIGHTS[node.op_type])
         rows = node.op_type == "Gather" or bool(int_attribute(node, "transB", 0))
-        key = weight.name or "", rows
+        key = name_of(weight), rows
         if key not in done:
             done[key] = _write(model, names, plan, weight, nbits, rows)
         (_gather if node.op_type == "Gather" else _product)(model, names, node, done[key], nbits)
@@ -139,10 +140,10 @@ def _write(model: ir.Model, names: Names, plan: Plan, weight: ir.Value, nbits: N
     """Codes, scales and zero points of one weight as initializers; the float values are let go."""
     source = tensor_of(weight)
     values = source.numpy()
-    blocks = _blocks(values if rows else values.T, nbits, plan.tensors[weight.name or ""])
+    blocks = _blocks(values if rows else values.T, nbits, plan.tensors[name_of(weight)])
     if not np.isfinite(blocks.scales).all():
         raise ModelError(f"the constant {weight.name!r} holds NaN or infinity; such a weight cannot be quantized")
-    tensor = plan.tensors[weight.name or ""]
+    tensor = plan.tensors[name_of(weight)]
     del values
     let_go(source)
     middle = np.full(blocks.scales.shape, 1 << (nbits.Bits - 1), np.uint8)

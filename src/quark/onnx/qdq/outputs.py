@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.plan import Plan
+from quark.onnx.graph.surgery import name_of
 from quark.onnx.qdq.op_rules import OP_RULES
 
 #: Operators whose integer kernels write integers only, or whose result is moved on as it is.
@@ -35,7 +36,7 @@ def leave_float(model: ir.Model, plan: Plan, job: Job) -> None:
     )
     for output in model.graph.outputs:
         for value in _movable(output):
-            plan.leave(value.name or "", reason)
+            plan.leave(name_of(value), reason)
 
 
 def _movable(output: ir.Value) -> list[ir.Value]:
@@ -60,15 +61,15 @@ def leave_inputs(model: ir.Model, plan: Plan, names: Collection[str]) -> None:
     for node in (node for node in model.graph if node.name in names) if names else ():
         for value in node.inputs:
             while value is not None and _read_by(value, names):
-                plan.leave(value.name or "", "only layers that stay float read it")
+                plan.leave(name_of(value), "only layers that stay float read it")
                 producer = value.producer()
                 if producer is None or producer.op_type not in OP_RULES:
                     break
                 if OP_RULES[producer.op_type].output != "same" or len(producer.outputs) != 1:
                     break
-                names = {*names, producer.name or ""}
+                names = {*names, name_of(producer)}
                 value = producer.inputs[0]
 
 
 def _read_by(value: ir.Value, names: Collection[str]) -> bool:
-    return not value.is_graph_output() and all((use.node.name or "") in names for use in value.uses())
+    return not value.is_graph_output() and all(name_of(use.node) in names for use in value.uses())

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
+from quark.onnx.graph.surgery import name_of
 from quark.onnx.qdq.block_axes import in_blocks
 from quark.onnx.qdq.second_type import hand_over, insert
 
@@ -34,7 +35,7 @@ def separate(model: ir.Model, plan: Plan, wanted: Iterable[Apart]) -> None:
     """Let every layer read its tensor in its own type; where others read the same type there is one pair."""
     made: dict[tuple[str, TensorSpec], ir.Value] = {}
     for one in wanted:
-        name, reader = one.value.name or "", one.node.name or ""
+        name, reader = name_of(one.value), name_of(one.node)
         spec, shared = in_blocks(one.spec, one.value), plan.tensors.get(name)
         if shared is None:
             plan.put(TensorPlan(name, "activation", spec, one.reason, name, readers=frozenset([reader])))
@@ -44,5 +45,5 @@ def separate(model: ir.Model, plan: Plan, wanted: Iterable[Apart]) -> None:
             hand_over(plan, one.value, made[name, spec], [one.node])
         else:
             copy = made[name, spec] = insert(model, plan, one.value, f"{name}_{reader}", [one.node])
-            own, fixed = copy.name or "", shared.fixed_range
+            own, fixed = name_of(copy), shared.fixed_range
             plan.put(TensorPlan(own, "activation", spec, one.reason, own, fixed_range=fixed))

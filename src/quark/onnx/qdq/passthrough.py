@@ -11,6 +11,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
+from quark.onnx.graph.surgery import name_of
 
 
 def pass_through(model: ir.Model, plan: Plan, op_types: list[str]) -> None:
@@ -21,12 +22,12 @@ def pass_through(model: ir.Model, plan: Plan, op_types: list[str]) -> None:
 
 
 def _share(node: ir.Node, plan: Plan) -> None:
-    sources = (plan.tensors.get(value.name or "") for value in node.inputs if value is not None)
+    sources = (plan.tensors.get(name_of(value)) for value in node.inputs if value is not None)
     source = next((tensor for tensor in sources if tensor is not None and tensor.role == "activation"), None)
     if source is None:
         return
     for value in node.outputs:
-        own = plan.tensors.get(value.name or "")
+        own = plan.tensors.get(name_of(value))
         if own is not None and own.role == "activation" and own.group != source.group:
             _join(plan, own, source)
 

@@ -22,7 +22,7 @@ from quark.errors import check_name
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.observers.registry import BUILT_IN
-from quark.onnx.graph.surgery import bodies, clip_bounds, is_constant, own_copy
+from quark.onnx.graph.surgery import bodies, clip_bounds, is_constant, name_of, own_copy
 from quark.onnx.qdq import (
     align,
     biases,
@@ -83,9 +83,9 @@ class Placement:
 
         The spec is that of the highest rank: later entries of the configuration win at tensors that nodes share.
         """
-        name, plan = value.name or "", self.plan
+        name, plan = name_of(value), self.plan
         spec = in_blocks(spec, value)
-        readers = frozenset([reader.name or ""]) if reader is not None else None
+        readers = frozenset([name_of(reader)]) if reader is not None else None
         known = plan.tensors.get(name)
         if known is None:
             plan.tensors[name] = TensorPlan(name, "activation", spec, reason, name, readers=readers, fixed_range=fixed)
@@ -124,7 +124,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     chosen = {node: _consider(node, placement) for node in nodes}
     _leave_isolated(chosen, placement)
     _leave_slower(chosen, placement)
-    placement.plan.proposals += proposals(model, {node.name or "" for node, found in chosen.items() if found})
+    placement.plan.proposals += proposals(model, {name_of(node) for node, found in chosen.items() if found})
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output != "same":
             _quantize_node(node, rule, layer, placement)
@@ -187,7 +187,7 @@ def _leave_tuned(
     names: Sequence[str], chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement
 ) -> None:
     """Take out the nodes that an earlier run with ``TuneSpeed`` left in float."""
-    nodes = {node.name or "": node for node in placement.model.graph}
+    nodes = {name_of(node): node for node in placement.model.graph}
     for name in names:
         check_name("node in TunedFloat", name, nodes)
         if chosen.get(nodes[name]) is not None and not _asked_for(nodes[name], placement):
@@ -198,7 +198,7 @@ def _asked_for(node: ir.Node, placement: Placement) -> bool:
     """Whether the configuration names the node, its operator type or an entry for it."""
     options = placement.job.options
     named = {*options.NodesToQuantize, *options.OpTypesToQuantize, *options.ExtraOpTypesToQuantize}
-    everything = options.QuantizeAllOpTypes or placement.decisions[node.name or ""].rank > 0
+    everything = options.QuantizeAllOpTypes or placement.decisions[name_of(node)].rank > 0
     return everything or bool(named & {node.name, node.op_type})
 
 
@@ -206,27 +206,25 @@ def _leave(
     node: ir.Node, reason: str, chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement
 ) -> None:
     chosen[node], nodes = None, placement.plan.nodes
-    nodes[node.name or ""] = replace(nodes[node.name or ""], quantized=False, reason=reason)
+    nodes[name_of(node)] = replace(nodes[name_of(node)], quantized=False, reason=reason)
 
 
 def _consider(node: ir.Node, placement: Placement) -> tuple[OpRule, LayerSpec] | None:
     """The rule and the specs of a node that is to be quantized; ``None``, the reason noted, for one that is not."""
     reason = _why_float(node, placement)
-    decision = placement.decisions[node.name or ""]
+    decision = placement.decisions[name_of(node)]
     if reason is not None or decision.layer is None:
-        placement.plan.nodes[node.name or ""] = NodePlan(
-            node.name or "", node.op_type, False, reason or decision.reason
-        )
+        placement.plan.nodes[name_of(node)] = NodePlan(name_of(node), node.op_type, False, reason or decision.reason)
         return None
-    placement.plan.nodes[node.name or ""] = NodePlan(node.name or "", node.op_type, True, decision.reason)
+    placement.plan.nodes[name_of(node)] = NodePlan(name_of(node), node.op_type, True, decision.reason)
     return OP_RULES.get(node.op_type, GENERIC), decision.layer
 
 
 def _why_float(node: ir.Node, placement: Placement) -> str | None:
     """The reason why a node stays float, or ``None``."""
     options = placement.job.options
-    if placement.decisions[node.name or ""].layer is None:
-        return placement.decisions[node.name or ""].reason
+    if placement.decisions[name_of(node)].layer is None:
+        return placement.decisions[name_of(node)].reason
     if node.domain not in ("", "ai.onnx") or bodies(node):
         return f"no rule for the operator {node.domain or 'ai.onnx'}::{node.op_type}"
     if slots.STAYS_FLOAT in node.meta:
@@ -288,8 +286,8 @@ def _in_eight_bits(job: Job) -> bool:
 
 
 def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Placement) -> None:
-    reason = f"{placement.plan.nodes[node.name or ''].reason}: {node.op_type} {node.name!r}"
-    decision = placement.decisions[node.name or ""]
+    reason = f"{placement.plan.nodes[name_of(node)].reason}: {node.op_type} {node.name!r}"
+    decision = placement.decisions[name_of(node)]
     weight = slots.weight_input(node, rule)
     if weight is not None and layer.weight is not None:
         _add_constant(node, weight, _for_weight(layer.weight, node, rule, weight, placement.job), reason, placement)
@@ -327,7 +325,7 @@ def _carry_outputs(placement: Placement) -> None:
         producer = fuse.fused_producer(node, placement.plan, placement.job)
         if producer is None or node.outputs[0].name not in placement.plan.tensors:
             continue
-        decision = placement.decisions[producer.name or ""]
+        decision = placement.decisions[name_of(producer)]
         if decision.outputs and decision.layer is not None and decision.layer.outputs is not None:
             spec = _for_output(decision.layer.outputs, node, placement.job)
             reason = f"{decision.reason}: {producer.op_type} {producer.name!r} with {node.op_type} {node.name!r}"
@@ -376,7 +374,7 @@ def _for_output(spec: TensorSpec, node: ir.Node, job: Job) -> TensorSpec:
 
 def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str, placement: Placement) -> None:
     """Record a constant; one that another node already uses with another spec gets a copy of its own."""
-    plan, name = placement.plan, value.name or ""
+    plan, name = placement.plan, name_of(value)
     if block_size(spec) is not None and is_scalar(value):
         return
     known = plan.tensors.get(name)
@@ -384,9 +382,9 @@ def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str,
         name = own_copy(node, value, placement.model)
         known = None
     if known is None:
-        plan.tensors[name] = TensorPlan(name, "weight", spec, reason, name, readers=frozenset([node.name or ""]))
+        plan.tensors[name] = TensorPlan(name, "weight", spec, reason, name, readers=frozenset([name_of(node)]))
     else:
-        plan.put(replace(known, readers=(known.readers or frozenset()) | {node.name or ""}))
+        plan.put(replace(known, readers=(known.readers or frozenset()) | {name_of(node)}))
 
 
 def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placement: Placement) -> None:
@@ -401,11 +399,11 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
         _add_constant(node, bias, in_blocks(replace(own, granularity=Tensor()), bias), reason, placement)
     if scale_tensor is None:
         return
-    granularity = placement.plan.tensors[scale_tensor.name or ""].spec.granularity
-    if (bias.name or "") in placement.plan.tensors:
+    granularity = placement.plan.tensors[name_of(scale_tensor)].spec.granularity
+    if name_of(bias) in placement.plan.tensors:
         bias_name = own_copy(node, bias, placement.model)
     else:
-        bias_name = bias.name or ""
+        bias_name = name_of(bias)
     spec = TensorSpec(format="int16" if options.Int16Bias else "int32", granularity=granularity)
     placement.plan.tensors[bias_name] = TensorPlan(
         bias_name,
@@ -413,8 +411,8 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
         spec,
         reason,
         bias_name,
-        readers=frozenset([node.name or ""]),
-        bias_of=(data.name or "", scale_tensor.name or ""),
+        readers=frozenset([name_of(node)]),
+        bias_of=(name_of(data), name_of(scale_tensor)),
     )
 
 
@@ -423,13 +421,13 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
 
 def _pass_through(node: ir.Node, layer: LayerSpec, placement: Placement) -> None:
     """A layout operator takes part when its input does (or when forced); its outputs share the input's parameters."""
-    plan, name = placement.plan, node.name or ""
+    plan, name = placement.plan, name_of(node)
     source = node.inputs[0]
     if source is None or layer.inputs is None or placement.job.options.WeightsOnly:
         plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="weights only")
         return
     reason = f"{plan.nodes[name].reason}: {node.op_type} {name!r}"
-    known = plan.tensors.get(source.name or "")
+    known = plan.tensors.get(name_of(source))
     if known is None and not placement.job.options.ForceQuantizeNoInputCheck:
         plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="its input is not quantized")
         return
@@ -442,14 +440,14 @@ def _pass_through(node: ir.Node, layer: LayerSpec, placement: Placement) -> None
         return
     rank = placement.decisions[name].rank_of("inputs")
     placement.add(source, layer.inputs, reason, rank, reader=node)
-    members = plan.tensors[source.name or ""]
+    members = plan.tensors[name_of(source)]
     for value in node.outputs:
         if not slots.is_float(value) or value in placement.masked:
             continue
         moved = f"{reason} moves the values of {source.name!r}"
-        asked = placement.ranks[value.name or ""]
+        asked = placement.ranks[name_of(value)]
         placement.add(value, members.spec, moved, rank)
-        own = plan.tensors[value.name or ""]
+        own = plan.tensors[name_of(value)]
         if asked <= rank or own.spec == members.spec:  # otherwise a later entry gives its reader a spec of its own
             plan.put(replace(own, group=members.group, spec=members.spec, observed=False, reason=moved))
 
@@ -459,23 +457,23 @@ def _leave_outputs(placement: Placement) -> None:
     options = placement.job.options
     if options.EnableVaimlBF16:
         for value in placement.model.graph.outputs:
-            placement.plan.leave(value.name or "", "EnableVaimlBF16 leaves results float")
+            placement.plan.leave(name_of(value), "EnableVaimlBF16 leaves results float")
     for node in placement.model.graph:
         listed = node.op_type in options.OpTypesToExcludeOutputQuantization
         if listed or node.name in options.NodesToExcludeOutputQuantization:
             option = "OpTypesToExcludeOutputQuantization" if listed else "NodesToExcludeOutputQuantization"
             for value in node.outputs:
-                placement.plan.leave(value.name or "", f"{option}: {node.op_type if listed else node.name}")
+                placement.plan.leave(name_of(value), f"{option}: {node.op_type if listed else node.name}")
 
 
 def _feed_float(placement: Placement) -> None:
     """Nodes that an algorithm has added and that stay float read float values: that is what they are there for."""
     plan = placement.plan
     for value in {node.inputs[0] for node in placement.model.graph if slots.STAYS_FLOAT in node.meta}:
-        tensor = plan.tensors.get(value.name or "") if value is not None else None
+        tensor = plan.tensors.get(name_of(value)) if value is not None else None
         if value is None or tensor is None:
             continue
-        others = frozenset(use.node.name or "" for use in value.uses() if slots.STAYS_FLOAT not in use.node.meta)
+        others = frozenset(name_of(use.node) for use in value.uses() if slots.STAYS_FLOAT not in use.node.meta)
         if others:
             plan.put(replace(tensor, readers=others if tensor.readers is None else tensor.readers & others))
         else:

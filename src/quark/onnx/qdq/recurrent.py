@@ -22,7 +22,7 @@ from quark.config.rules import Decision
 from quark.config.tensor import TensorSpec
 from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import input_at, int_attribute, is_constant, let_go, operand, tensor_of
+from quark.onnx.graph.surgery import input_at, int_attribute, is_constant, let_go, name_of, operand, tensor_of
 from quark.onnx.qdq import slots, slower
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.dynamic import add_weight, kept_attributes
@@ -48,7 +48,7 @@ def store_weights(
     if job.options.OpTypesToQuantize or job.options.NodesToQuantize:
         return
     for node in model.graph:
-        name = node.name or ""
+        name = name_of(node)
         layer = decisions[name].layer
         if node.op_type not in RECURRENT or layer is None or layer.weight is None or plan.nodes[name].quantized:
             continue
@@ -97,7 +97,7 @@ def dynamic_nodes(model: ir.Model, plan: Plan) -> list[ir.Node]:
 
 def _suits(tensor: TensorPlan, node: ir.Node) -> bool:
     """Whether the codes of a weight are those that the operator reads, for this node alone."""
-    alone = tensor.readers == frozenset([node.name or ""])
+    alone = tensor.readers == frozenset([name_of(node)])
     return alone and tensor.reason.startswith(DYNAMIC) and _is_byte(tensor.spec) and _symmetric(tensor)
 
 

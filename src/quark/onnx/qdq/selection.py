@@ -11,7 +11,7 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.rules import Decision, NodeInfo
 from quark.errors import ConfigError, nearest, unknown
-from quark.onnx.graph.surgery import STANDS_FOR, bodies
+from quark.onnx.graph.surgery import STANDS_FOR, bodies, name_of
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_type_names import check_types, tell_absent
 
@@ -80,8 +80,8 @@ def check_names(model: ir.Model, job: Job, nodes: Sequence[NodeInfo], tensors: C
 def _info(node: ir.Node) -> NodeInfo:
     producers = [value.producer() for value in node.inputs if value is not None]
     reads = any(value is not None and value.is_graph_input() and not value.is_initializer() for value in node.inputs)
-    fed_by = tuple(one.name or "" for one in producers if one is not None)
-    return NodeInfo(node.name or "", node.op_type, fed_by, reads, tuple(node.meta.get(STANDS_FOR, ())))
+    fed_by = tuple(name_of(one) for one in producers if one is not None)
+    return NodeInfo(name_of(node), node.op_type, fed_by, reads, tuple(node.meta.get(STANDS_FOR, ())))
 
 
 def passed_over(node: ir.Node, options: Options) -> str | None:

@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from quark.dataclass import dataclass
 from quark.onnx.graph.shapes import prove_shapes
-from quark.onnx.graph.surgery import int_attribute, is_constant, sole_consumer
+from quark.onnx.graph.surgery import int_attribute, is_constant, name_of, sole_consumer
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_rules import FUSED_PRODUCERS
 from quark.search.min_cut import FOREVER, labels
@@ -100,7 +100,7 @@ def faster_in_float(
     members = set(chosen)
     units = _units(list(model.graph), members)
     for unit in units if seconds else ():
-        names = [node.name or "" for node in unit.nodes]
+        names = [name_of(node) for node in unit.nodes]
         unit.float_time, unit.integer_time = (sum(form.get(name, 0.0) for name in names) * 1e6 for form in seconds)
     of_node = {node: k for k, unit in enumerate(units) for node in unit.nodes}
     tensors = _tensors(model, of_node)

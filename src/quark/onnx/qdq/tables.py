@@ -30,7 +30,7 @@ from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Tensor
 from quark.numerics.metrics import sqnr
 from quark.onnx.graph.shapes import static_shape
-from quark.onnx.graph.surgery import int_attribute, is_constant, let_go, operand, take_over
+from quark.onnx.graph.surgery import int_attribute, is_constant, let_go, name_of, operand, take_over
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.dynamic import add_weight
@@ -64,17 +64,17 @@ def store_tables(
         return
     suited: dict[str, bool] = {}
     for node in list(model.graph):
-        layer = decisions[node.name or ""].layer
+        layer = decisions[name_of(node)].layer
         if node.op_type != "Gather" or node in left or passed_over(node, job.options) or not _looks_up_rows(node, 0):
             continue
         if layer is None or layer.weight is None or not isinstance(layer.weight.row, Int):
             continue
         table, spec = node.inputs[0], _for_rows(layer.weight, layer.inputs)
-        name = "" if table is None else table.name or ""
+        name = "" if table is None else name_of(table)
         if name not in suited:
             suited[name] = _suits(table, plan, spec)
         if suited[name]:
-            plan.nodes[node.name or ""] = replace(plan.nodes[node.name or ""], quantized=True, reason=REASON)
+            plan.nodes[name_of(node)] = replace(plan.nodes[name_of(node)], quantized=True, reason=REASON)
             add_weight(node, operand(node, 0), spec, f"{REASON}: Gather {node.name!r}", plan, model)
 
 
@@ -90,7 +90,7 @@ def _suits(table: ir.Value | None, plan: Plan, spec: TensorSpec) -> bool:
     shape = static_shape(table) or ()
     if len(shape) < 2 or prod(shape) < SMALLEST or prod(shape[1:]) < SHORTEST or table.is_graph_output():
         return False
-    known = plan.tensors.get(table.name or "")
+    known = plan.tensors.get(name_of(table))
     readers = (known.readers or frozenset()) if known is not None else frozenset()
     here = all(use.node.graph is table.graph for use in table.uses())
     if not here or not all(_looks_up_rows(use.node, use.idx) or use.node.name in readers for use in table.uses()):

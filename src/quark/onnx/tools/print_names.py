@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from quark.onnx.graph.model import load
+from quark.onnx.graph.surgery import name_of
 from quark.onnx.tools.command import Tool, run_as_program
 
 
@@ -15,7 +16,7 @@ def run(given: argparse.Namespace) -> str:
     lines += [f"output  {value.name}  {value.dtype}  {value.shape}" for value in graph.outputs]
     for node in graph:
         ends = [
-            ", ".join(value.name or "" for value in side if value is not None) for side in (node.inputs, node.outputs)
+            ", ".join(name_of(value) for value in side if value is not None) for side in (node.inputs, node.outputs)
         ]
         lines.append(f"node    {node.name}  {node.op_type}  ({ends[0]}) -> ({ends[1]})")
     return "\n".join(lines)
