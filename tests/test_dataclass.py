@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,22 @@ def _plain(dataclass: Callable[..., Any], **options: Any) -> type:
         seen: list[int] = dataclasses.field(default_factory=list, compare=False, repr=False)
 
     return Point
+
+
+def _derived(dataclass: Callable[..., Any], **options: Any) -> type:
+    @dataclass(**options)
+    class Derived:
+        """Has fields that are not given."""
+
+        x: int
+        double: list[int] = dataclasses.field(init=False, default_factory=list, compare=False)
+        half: float = dataclasses.field(init=False, default=0.0)
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "half", self.x / 2)
+            self.double.append(2 * self.x)
+
+    return Derived
 
 
 def _one(dataclass: Callable[..., Any], **options: Any) -> type:
@@ -43,6 +60,7 @@ def _own(dataclass: Callable[..., Any], **options: Any) -> type:
 NAN = float("nan")
 MADE = {
     _plain: [{"x": 1}, {"x": 1, "seen": [2]}, {"x": 2}, {"x": 1, "name": "b"}],
+    _derived: [{"x": 1}, {"x": 1}, {"x": 2}],
     _one: [{"x": NAN}, {"x": NAN}, {"x": 1.0}, {"x": 1}],
     _none: [{}, {}],
     _heir: [{"x": 1}, {"x": 1, "z": 4}, {"x": 1, "seen": [5]}],
@@ -72,6 +90,9 @@ def _told(made: Callable[..., type], dataclass: Callable[..., Any], options: dic
         [dataclasses.asdict(value) for value in values],
         [dataclasses.asdict(dataclasses.replace(value)) for value in values],
         [field.name for field in dataclasses.fields(kind)],
+        str(inspect.signature(kind)),
+        inspect.get_annotations(kind.__init__),
+        kind.__init__.__qualname__,
         kind.__match_args__,
         _refusal(lambda: kind(1, "b")),
         _refusal(lambda: setattr(values[0], "x", 5)),

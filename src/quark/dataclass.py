@@ -1,19 +1,82 @@
-"""``dataclass`` of the standard library in a third of the time: 270 classes took a tenth of the imports of a command.
+"""``dataclass`` of the standard library without its price: it compiles four to seven methods for every class.
 
-The standard library compiles ``__repr__``, ``__eq__`` and ``__hash__`` anew for every class. Here all classes share
-them; ``__init__`` and what makes a class frozen stay the standard library's, and so do ``fields``, ``replace``,
-``asdict`` and ``field``.
+All classes share ``__repr__``, ``__eq__``, ``__hash__`` and what makes them frozen. ``__init__`` is compiled when it is
+first asked for: of 270 classes that a command imports, most are never made. ``fields``, ``replace``, ``asdict`` and
+``field`` are the standard library's.
+
+Not handled: ``InitVar``, slots.
 """
 
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, Field, FrozenInstanceError, fields
 from dataclasses import dataclass as standard  # noqa: TID251
-from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["dataclass"]
+
+
+class _Factory:
+    """In a signature: the default is made anew for every value."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+FACTORY = _Factory()
+
+
+class _Init:
+    """``__init__`` of a class that has not been made yet."""
+
+    def __init__(self, cls: type, frozen: bool) -> None:
+        self._cls, self._frozen = cls, frozen
+
+    def __get__(self, value: object, owner: type) -> Callable[..., None]:
+        made = _compiled(self._cls, self._frozen)
+        self._cls.__init__ = made  # type: ignore[misc]
+        return made.__get__(value, owner)
+
+
+def _compiled(cls: type, frozen: bool) -> Callable[..., None]:
+    """What takes the fields of a class, in their order, and sets them."""
+    every = fields(cls)
+    given = [one for one in every if one.init]
+    by_name = [one for one in given if one.kw_only]
+    taken = ["self", *(_parameter(one) for one in given if not one.kw_only), *["*"][: len(by_name)]]
+    body = [_set(one, frozen) for one in every if one.init or one.default_factory is not MISSING]
+    body += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
+    text = f"def __init__({', '.join([*taken, *map(_parameter, by_name)])}):\n " + "\n ".join(body or ["pass"])
+    names: dict[str, Any] = {"_factory": FACTORY, "_put": object.__setattr__, "__name__": cls.__module__}
+    names |= _defaults(every)
+    exec(text, names)  # noqa: S102 - names of fields alone, as the standard library does it
+    made = names["__init__"]
+    made.__qualname__ = f"{cls.__qualname__}.__init__"
+    made.__annotations__ = {one.name: one.type for one in given} | {"return": None}
+    return made
+
+
+def _defaults(every: Iterable[Field[Any]]) -> dict[str, Any]:
+    """The defaults of fields and what makes them, by the names that the text of ``__init__`` has for them."""
+    plain = {f"_default_{one.name}": one.default for one in every}
+    return plain | {f"_make_{one.name}": one.default_factory for one in every}
+
+
+def _parameter(one: Field[Any]) -> str:
+    if one.default is not MISSING:
+        return f"{one.name}=_default_{one.name}"
+    return one.name if one.default_factory is MISSING else f"{one.name}=_factory"
+
+
+def _set(one: Field[Any], frozen: bool) -> str:
+    """The line that gives a field its value."""
+    value = one.name
+    if one.default_factory is not MISSING:
+        value = f"_make_{one.name}()" + (f" if {one.name} is _factory else {one.name}" if one.init else "")
+    return f"_put(self, {one.name!r}, {value})" if frozen else f"self.{one.name} = {value}"
 
 
 def _equal(self: Any, other: Any) -> bool:
@@ -32,11 +95,32 @@ def _shown(self: Any) -> str:
     return f"{type(self).__qualname__}({shown})"
 
 
+def _lock(cls: Any) -> None:
+    """Refuse that fields are assigned to."""
+    names = frozenset(one.name for one in fields(cls))
+
+    def assign(self: Any, name: str, value: object) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        super(cls, self).__setattr__(name, value)
+
+    def delete(self: Any, name: str) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot delete field {name!r}")
+        super(cls, self).__delattr__(name)
+
+    cls.__setattr__, cls.__delattr__ = assign, delete
+
+
 def _complete(cls: type, frozen: bool, eq: bool) -> type:
     """Give a class the shared methods, where it has none of its own."""
     own = cls.__dict__
+    if "__init__" not in own:
+        cls.__init__ = _Init(cls, frozen)  # type: ignore[misc]
     if "__repr__" not in own:
         cls.__repr__ = _shown  # type: ignore[method-assign, assignment]
+    if frozen:
+        _lock(cls)
     if not eq:
         return cls
     names = [one.name for one in fields(cls) if one.compare]
@@ -58,4 +142,4 @@ else:
         """``dataclasses.dataclass``, of whose options it takes those that are used here."""
         if cls is None:
             return lambda cls: dataclass(cls, frozen=frozen, eq=eq, kw_only=kw_only)
-        return _complete(standard(cls, frozen=frozen, eq=False, repr=False, kw_only=kw_only), frozen, eq)
+        return _complete(standard(cls, init=False, eq=False, repr=False, kw_only=kw_only), frozen, eq)

@@ -22,12 +22,12 @@ def show(table: Table) -> None:
 
 def say(words: str) -> None:
     """A line for people on standard error, so that standard output holds results only."""
-    Console(stderr=True, highlight=False, markup=False).print(printable(words), soft_wrap=True)
+    Console(stderr=True, highlight=False, markup=False, emoji=False).print(printable(words), soft_wrap=True)
 
 
 def write_lines(lines: Sequence[str]) -> None:
     """Lines on standard output as they are: a command in them can be copied whole."""
-    Console(highlight=False, markup=False).print(printable("\n".join(lines)), soft_wrap=True)
+    Console(highlight=False, markup=False, emoji=False).print(printable("\n".join(lines)), soft_wrap=True)
 
 
 def print_json(values: Mapping[str, Any]) -> None:

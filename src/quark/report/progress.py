@@ -38,13 +38,15 @@ def bars(console: Console | None = None) -> Iterator[Update]:
 
     ``total`` is None where it is not known. Where ``console`` (standard error) is a file, lines take the place of bars.
     """
-    console = console or Console(stderr=True)
+    console = console or Console(stderr=True, emoji=False)
     if console.is_jupyter:
         with _one_line() as update:
             yield update
         return
     if not console.is_terminal or _quiet.get():
-        yield _every(PAUSE, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
+        yield _every(
+            PAUSE, lambda text: console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        )
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 

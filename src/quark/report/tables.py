@@ -77,9 +77,9 @@ def _in_a_line(text: str) -> str:
 def print_table(table: Table, console: Console | None = None) -> None:
     """Write the table to ``console``, or to standard output; one without rows is left out."""
     if table.rows:
-        (console or Console()).print(to_rich(table))
+        (console or Console(emoji=False)).print(to_rich(table))
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Write lines as they are to standard error."""
-    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(printable("\n".join(lines)))
+    Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True).print(printable("\n".join(lines)))
