@@ -118,6 +118,14 @@ def test_too_few_answers_say_nothing_and_the_error_shrinks_with_samples() -> Non
     assert errors[1] == pytest.approx(errors[0] / 4, rel=0.6)
 
 
+@pytest.mark.parametrize("count", [12, 40, 400])
+def test_the_error_of_few_answers_that_are_all_kept_is_not_zero(count: int) -> None:
+    """A share of 1 - 2 errors is still likely to show so many in a row; the next samples are what tells."""
+    found = Answers("classes", [1.0] * count, [1.0] * count)
+    assert found.share == 1 and 0.05 < (1 - 2 * found.error) ** count < 0.2
+    assert found.error == found.chance
+
+
 def corners(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], 1)
 

@@ -75,6 +75,34 @@ def test_answers_decide_where_they_are_what_is_used(kind: str, decibels: float, 
     assert LEVELS[judge("y", distance(decibels), answers(kind, share)).level] == level
 
 
+@pytest.mark.parametrize("decibels", [5, 12, 18, 25, 40])
+def test_few_classes_that_win_leave_the_level_to_the_decibels(decibels: float) -> None:
+    """All of a few are kept, or all but one: with as many more the level is another one, if the decibels' is."""
+
+    def level(kept: int, total: int) -> str:
+        halves = [[kept // 2, kept - kept // 2], [total // 2, total - total // 2]]
+        return LEVELS[judge("y", distance(decibels), Answers("classes", *halves)).level]  # type: ignore[arg-type]
+
+    alone = LEVELS[judge("y", distance(decibels), None).level]
+    raised = {"lost": "doubtful", "doubtful": "good", "good": "good"}[alone]
+    assert [level(16, 16), level(15, 16)] == [alone if decibels > 10 else "doubtful"] * 2
+    assert [level(64, 64), level(640, 640)] == [raised] * 2
+    assert level(1500, 1600) == {"lost": "doubtful", "doubtful": "doubtful", "good": "doubtful"}[alone]
+
+
+@pytest.mark.parametrize("order", [("same", "other"), ("other", "same")])
+def test_an_output_that_is_exact_does_not_decide(order: tuple[str, str]) -> None:
+    """A mask that the model hands out as it came in says nothing, whatever the other output is judged by."""
+    exact = Distance(signal=1.0, noise=0.0, product=1.0, other=1.0, peak=1.0, count=10)
+    for decibels, read in ((25, None), (25, answers("classes", 1.0)), (15, answers("scores", 1.0))):
+        outputs = {"same": exact, "other": distance(decibels)}
+        kept = {"same": answers("labels", 1.0)} | ({"other": read} if read else {})
+        found = worst({name: outputs[name] for name in order}, kept)
+        assert found is not None and found.name == "other"
+    found = worst({"same": exact}, {"same": answers("labels", 1.0)})
+    assert found is not None and found.name == "same"
+
+
 def test_the_worst_output_decides_and_is_named() -> None:
     found = worst({"a": distance(40), "b": distance(12), "c": distance(18), "empty": Distance()}, {})
     assert found is not None and found.name == "b"

@@ -130,14 +130,29 @@ class Answers:
         return self.kind not in (None, "values") and not self.unlike and self.share is None
 
     @property
+    def count(self) -> float:
+        """Answers of the float model, about: detections are counted from both sides."""
+        return sum(self.total) / (2 if self.kind in ("scores", "boxes") else 1)
+
+    @property
     def error(self) -> float:
-        """Standard error of the share over samples (ratio estimator); NaN from a single sample."""
+        """Standard error of the share over samples (ratio estimator), ``chance`` at least; NaN from a single sample."""
         kept, total = np.asarray(self.kept), np.asarray(self.total)
         share = self.share
         if share is None or len(kept) < 2:
             return float("nan")
         parts = (kept - share * total) / total.sum()
-        return float(np.sqrt(len(parts) / (len(parts) - 1) * np.sum(parts**2)))
+        return max(float(np.sqrt(len(parts) / (len(parts) - 1) * np.sum(parts**2))), self.chance)
+
+    @property
+    def chance(self) -> float:
+        """Standard error of the share of so many answers, were each by chance (Agresti and Coull, 1998, "Approximate is
+        better than exact"): not zero where all of a few are kept. NaN where there is no share."""
+        if self.share is None:
+            return float("nan")
+        count = self.count + 4
+        share = (self.share * self.count + 2) / count
+        return float(np.sqrt(share * (1 - share) / count))
 
 
 def update(answers: Mapping[str, Answers], reference: Outputs, value: Outputs) -> None:

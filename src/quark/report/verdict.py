@@ -8,7 +8,8 @@
 
 The worst output decides about accuracy. Limits: ``SQNR`` in dB, ``KEPT`` as shares of the float model's answers. Where
 an output holds detections (scores, boxes) or labels, only the answers count: the decibels are the background's. A class
-that wins moves the level that the decibels give by one step at most, since winners among features mean little.
+that wins moves the level that the decibels give by one step at most, since winners among features mean little, and by
+none where it could be chance: up where the share less its standard error is below the limit, down by one answer.
 """
 
 from __future__ import annotations
@@ -104,12 +105,19 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
         few = answers is not None and answers.few
         said = f"SQNR of {name} {decibels(sqnr)}{', too few answers to count' if few else ''}"
         return Judged(name, by_energy, said, sqnr, sqnr)
-    by_answers = _level(share, KEPT)
-    only = answers.kind in ("scores", "boxes", "labels")
-    level = by_answers if only else max(by_energy - 1, min(by_energy + 1, by_answers))
+    if answers.kind in ("scores", "boxes", "labels"):
+        level = _level(share, KEPT)
+    else:
+        level = max(by_energy - 1, min(by_energy + 1, _by_classes(by_energy, share, answers)))
     error = "" if math.isnan(answers.error) else f" ± {100 * answers.error:.1f}"
     said = f"{name} keeps {100 * share:.1f}{error} % of the float model's {_WORDS[str(answers.kind)]}"
     return Judged(name, level, f"{said}, SQNR {decibels(sqnr)}" if distance.count else said, share, sqnr)
+
+
+def _by_classes(by_energy: int, share: float, answers: Answers) -> int:
+    """The level of classes that win: where chance could be what makes it another one, that of the decibels."""
+    doubt = answers.chance if math.isnan(answers.error) else answers.error
+    return max(_level(share - doubt, KEPT), min(_level(share + 1 / answers.count, KEPT), by_energy))
 
 
 _WORDS = {
@@ -131,10 +139,10 @@ def _told(answers: Answers | None) -> bool:
 
 
 def worst(outputs: Mapping[str, Distance], answers: Mapping[str, Answers]) -> Judged | None:
-    """The output that decides: of the lowest level, the one farthest below its limit."""
+    """The output that decides: of the lowest level, the one farthest below its limit, and none that is exact."""
     seen = [name for name, one in outputs.items() if one.count or _told(answers.get(name))]
     judged = [judge(name, outputs[name], answers.get(name)) for name in seen]
-    return min(judged, key=lambda one: (one.level, one.value), default=None)
+    return min(judged, key=lambda one: (one.level, one.sqnr == math.inf, one.value), default=None)
 
 
 def accuracy_line(found: Judged | None, where: str) -> Line:
