@@ -27,6 +27,7 @@ FORMS = {
     "mul add, constant first": ("m = Mul (j, s)\n y = Add (t, m)", -3, -1),
     "div sub": ("m = Div (j, s)\n y = Sub (m, t)", 1, 1),
     "mul add of one number": ("m = Mul (j, s)\n y = Add (m, one)", 1, -1),
+    "mul by every place, add to every column": ("m = Mul (j, places)\n y = Add (m, columns)", 1, -1),
     "batch norm": ("y = BatchNormalization (j, g, t1, mean, var)", 1, 2),
 }
 
@@ -47,6 +48,7 @@ def _model(form: str, wide: float = WIDE, last: bool = False) -> onnx.ModelProto
     s, t = (sizes ** np.float32(np.sign(power))).reshape(8, 1, 1), models.normal(8, 1, 1, scale=0.3)
     weights = {"wide": wide * models.normal(4, 4, 1, 1), "narrow": models.normal(4, 4, 1, 1) / wide}
     weights |= {"w": models.normal(3, 8, 1, 1), "s": s, "t": t, "one": np.float32(0.5), "g": np.ones(8, np.float32)}
+    weights |= {"places": s * np.float32(1 + models.normal(8, 5, 5, scale=0.3) ** 2), "columns": models.normal(5)}
     weights |= {"t1": t.reshape(8), "mean": t.reshape(8) * sizes, "var": sizes**2}
     return models.model(graph, {name: array for name, array in weights.items() if name in graph.replace("y =", "")})
 
@@ -127,7 +129,7 @@ def test_the_largest_factor_of_each_part_decides(sizes: str, kind: str) -> None:
 
 S = np.float32([1, 1, 100, 100])
 NORM = dict.fromkeys(("g", "b", "m"), S) | {"v": np.float32([1, 1, 1, 1])}
-FREE = "float[N, 2, 3] free, float[2, 2, 3] known, float[4] line, int32[1, 2, 5, 5] n"
+FREE = "float[N, 2, 3] free, float[2, 2, 3] known, float[4] line, int32[1, 2, 5, 5] n, float[3, 2, N] thin, float[3, 1, 2] slim"
 
 
 @pytest.mark.parametrize(
@@ -142,8 +144,12 @@ FREE = "float[N, 2, 3] free, float[2, 2, 3] known, float[4] line, int32[1, 2, 5,
         ("j = Concat <axis = 0> (line, line) y = Mul (j, s)", {"s": np.repeat(S, 2)}, 1, ""),
         ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": S.reshape(1, 4, 1, 1)}, 1, ""),
         ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": S.reshape(1, 1, 4, 1, 1)}, 0, "the constant"),
-        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.float32([1, 2, 3, 4, 5])}, 0, "the constant"),
-        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.ones((4, 5, 1), np.float32)}, 0, "the constant"),
+        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.float32([1, 2, 3, 4, 50])}, 0, ""),
+        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.ones((4, 5, 1), np.float32)}, 0, ""),
+        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.tile(S.reshape(4, 1, 1), (1, 5, 5))}, 1, ""),
+        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.tile(S.reshape(4, 1, 1), (3, 1, 1, 1))}, 0, "the constant"),
+        ("j = Concat <axis = 1> (thin, thin) y = Mul (j, s)", {"s": np.tile(S.reshape(4, 1), (1, 7))}, 0, "the constant"),
+        ("j = Concat <axis = 1> (slim) y = Mul (j, s)", {"s": S.reshape(4, 1)}, 0, "the constant"),
         ("j = Concat <axis = 1> (x) y = Mul (j, s)", {"s": S[1:3].reshape(2, 1, 1)}, 0, ""),
         ("k = my.Op (x) j = Concat <axis = 1> (k, x) y = Mul (j, s)", {"s": S}, 0, "the rank"),
         ("k = my.Op (x) j = Concat <axis = 1> (x, k) y = Mul (j, s)", {"s": S}, 0, "the rank"),
@@ -165,7 +171,8 @@ def test_what_constants_and_parts_must_be(body: str, weights: dict[str, np.ndarr
         ("Max (m, t)", [[[0.5]]], "Max"),
         ("my.Add (m, t)", [[[0.5]]], "Add"),
         ("Add (m, x1)", [0.5], "Add"),
-        ("Add (m, t)", [[[1], [2], [3], [4], [5]]], "Add"),
+        ("Add (m, t)", [[[1], [2], [3], [4], [5]]], "Relu"),
+        ("Add (m, t)", [[[[1]]], [[[2]]]], "Add"),
     ],
 )
 def test_only_a_constant_shift_moves_too(behind: str, t: object, reads: str) -> None:

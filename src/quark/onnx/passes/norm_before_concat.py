@@ -96,12 +96,14 @@ def _parts(concat: ir.Node, constant: np.ndarray) -> list[np.ndarray] | str:
     lengths = [shape[axis] for shape in shapes]
     if not all(isinstance(length, int) for length in lengths):
         return "the size of a part is not known"
-    own, ends = axis - (rank - constant.ndim), np.cumsum(np.array(lengths, int))
-    if constant.size == 1 and constant.ndim <= rank:
+    own, whole = axis - (rank - constant.ndim), [*shapes[0]]
+    whole[axis] = sum(lengths)
+    met = whole[rank - constant.ndim :]
+    if constant.ndim > rank or any(size not in (1, length) for size, length in zip(constant.shape, met, strict=True)):
+        return "the constant may make the parts larger"
+    if own < 0 or constant.shape[own] == 1:
         return [constant] * len(lengths)
-    if constant.ndim > rank or own < 0 or constant.shape[own] != constant.size or constant.size != ends[-1]:
-        return "the constant is none for every place along the axis of the Concat"
-    return list(np.split(constant, ends[:-1], axis=own))
+    return list(np.split(constant, np.cumsum(lengths)[:-1], axis=own))
 
 
 def _move(reader: ir.Node, concat: ir.Node, model: ir.Model, names: Names) -> None:
