@@ -202,7 +202,7 @@ def rounded_twice() -> onnx.ModelProto:
     return found
 
 
-def test_what_the_optimizations_of_the_runtime_change_is_told() -> None:
+def test_what_the_optimizations_of_the_runtime_change_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = SAMPLES[0]
     x = feed["x"].astype(np.float64)
     twice = (
@@ -217,6 +217,9 @@ def test_what_the_optimizations_of_the_runtime_change_is_told() -> None:
     noise = 2 * expected - plain.run(None, feed)[0]
     assert found.optimized == pytest.approx(10 * math.log10(np.sum(4 * expected**2) / np.sum(noise**2)), abs=1e-3)
     assert moved_most(model(False), model(True), feed) is None
+    for exact, told in ((min(found.written, found.optimized) - 0.1, None), (found.written + 0.1, found)):
+        monkeypatch.setattr("quark.onnx.compare.EXACT", exact)
+        assert moved_most(model(False), rounded_twice(), feed) == told
     line = str(runtime_line(found.name, found.optimized, found.written))
     assert f"{found.written:.1f} dB with ONNX Runtime's optimizations off" in line
 

@@ -129,7 +129,9 @@ def test_the_largest_factor_of_each_part_decides(sizes: str, kind: str) -> None:
 
 S = np.float32([1, 1, 100, 100])
 NORM = dict.fromkeys(("g", "b", "m"), S) | {"v": np.float32([1, 1, 1, 1])}
-FREE = "float[N, 2, 3] free, float[2, 2, 3] known, float[4] line, int32[1, 2, 5, 5] n, float[3, 2, N] thin, float[3, 1, 2] slim"
+FREE = "float[N, 2, 3] free, float[2, 2, 3] known, float[4] line, int32[1, 2, 5, 5] n"
+FREE = f"{FREE}, float[3, 2, N] thin, float[3, 1, 2] slim"
+COLUMN = S.reshape(4, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +148,9 @@ FREE = "float[N, 2, 3] free, float[2, 2, 3] known, float[4] line, int32[1, 2, 5,
         ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": S.reshape(1, 1, 4, 1, 1)}, 0, "the constant"),
         ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.float32([1, 2, 3, 4, 50])}, 0, ""),
         ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.ones((4, 5, 1), np.float32)}, 0, ""),
-        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.tile(S.reshape(4, 1, 1), (1, 5, 5))}, 1, ""),
-        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.tile(S.reshape(4, 1, 1), (3, 1, 1, 1))}, 0, "the constant"),
-        ("j = Concat <axis = 1> (thin, thin) y = Mul (j, s)", {"s": np.tile(S.reshape(4, 1), (1, 7))}, 0, "the constant"),
+        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.tile(COLUMN, (1, 5, 5))}, 1, ""),
+        ("j = Concat <axis = 1> (x, x) y = Mul (j, s)", {"s": np.stack([COLUMN] * 3)}, 0, "the constant"),
+        ("j = Concat <axis = 1> (thin, thin) y = Mul (j, s)", {"s": np.tile(COLUMN[..., 0], 7)}, 0, "the constant"),
         ("j = Concat <axis = 1> (slim) y = Mul (j, s)", {"s": S.reshape(4, 1)}, 0, "the constant"),
         ("j = Concat <axis = 1> (x) y = Mul (j, s)", {"s": S[1:3].reshape(2, 1, 1)}, 0, ""),
         ("k = my.Op (x) j = Concat <axis = 1> (k, x) y = Mul (j, s)", {"s": S}, 0, "the rank"),

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from tests.onnx_flow import models
+from tests.onnx_flow.wrapped import DRESSES
 
 from quark.config.plan_diff import read_plan
 from quark.errors import ConfigError
@@ -86,6 +87,29 @@ def test_the_fastest_division_is_taken_and_made_again_without_timing(
     again = made(TunedFloat=tuned)
     assert len(calls) == 1 and again.proto is not None and first.proto is not None
     assert again.proto.SerializeToString() == first.proto.SerializeToString()
+
+
+@pytest.mark.parametrize("dress", ["in_a_branch", "in_a_loop", "in_a_function"])
+@pytest.mark.parametrize("name", [tuned_speed.INTEGERS, tuned_speed.FLOAT])
+def test_bodies_are_timed_too(name: str, dress: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were all in integers with TuneSpeed, whatever was faster; now its names there make the same bytes again."""
+    dressed = [DRESSES[dress](net(), feed) for feed in FEEDS]
+    fastest(monkeypatch, name)
+
+    def quantized(**options: Any) -> Result:
+        config = get_default_config("A8W8_CPU")
+        config.extra_options |= {"PrintSummary": False, **options}
+        return ModelQuantizer(Config(global_quant_config=config)).run(
+            dressed[0][0], None, [feed for _, feed in dressed]
+        )
+
+    first = quantized(TuneSpeed=True)
+    layers = {name for name, node in first.plan.nodes.items() if node.op_type in ("Conv", "Gemm")}
+    assert len(layers) == 3 and layers & {*nodes_in_float(first)} == (layers if name == tuned_speed.FLOAT else set())
+    if dress != "in_a_function":  # which is inlined
+        assert [set(one["milliseconds"]) for one in first.plan.tuned["bodies"].values()] == [{*DIVISIONS}]
+    again = quantized(TunedFloat=first.plan.tuned["TunedFloat"])
+    assert again.proto.SerializeToString() == first.proto.SerializeToString()  # type: ignore[union-attr]
 
 
 def test_the_plan_says_what_was_measured_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

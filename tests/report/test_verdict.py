@@ -134,6 +134,9 @@ def test_size_and_coverage() -> None:
     assert not coverage_line(0.97, 0.99).bad
     low = coverage_line(0.04, 0.99, ["conv1: it computes an index"])
     assert low.bad and "conv1: it computes an index" in low.reason
+    for products, weights, told in ((0.94, 0.99, True), (0.99, 0.94, True), (None, 0.94, True), (0.95, 0.95, False)):
+        line = coverage_line(products, weights, ["conv1: it computes an index"])
+        assert not line.bad and ("in float: conv1" in str(line)) == told
     assert not coverage_line(None, 0.9).bad and coverage_line(None, 0.1).bad
 
 

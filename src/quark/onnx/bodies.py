@@ -5,7 +5,7 @@ A node or tensor of a body is called ``node/body/name`` in plans and configurati
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import onnx
@@ -64,12 +64,16 @@ def is_wanted(graph: ir.Graph, options: Options) -> bool:
 
 def in_place(job: Job, place: str) -> Job:
     """The job as a body sees it: by the names that its nodes have in it, and with its own lines of a plan."""
+    options = job.options
+    if options.TunedFloat is not None:
+        left = [name.removeprefix(place) for name in options.TunedFloat if name.startswith(place)]
+        options = options.model_copy(update={"TunedFloat": left})
     rules = [
         replace(one, selectors=tuple(s.removeprefix(place) if isinstance(s, str) else s for s in one.selectors))
         for one in job.rules.rules
     ]
     plan = None if job.plan is None else part(job.plan, place)
-    return replace(job, rules=replace(job.rules, rules=tuple(rules)), plan=plan)
+    return replace(job, options=options, rules=replace(job.rules, rules=tuple(rules)), plan=plan)
 
 
 def part(plan: Plan, place: str) -> Plan:
@@ -81,6 +85,12 @@ def part(plan: Plan, place: str) -> Plan:
         name = line.name.removeprefix(place)
         found.nodes[name] = replace(line, name=name)
     return found
+
+
+def outside(model: ir.Model, names: Iterable[str]) -> list[str]:
+    """The names that are not in a body of the model."""
+    places = tuple(place_of(node, attribute) for node, attribute, _ in graphs(model))
+    return [name for name in names if not name.startswith(places)]
 
 
 def around(model: ir.Model, plan: Plan, options: Options) -> Plan:

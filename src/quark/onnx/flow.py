@@ -50,8 +50,7 @@ from quark.onnx.pipeline import Prepared, finish, prepare, state
 from quark.onnx.preprocessing import Preprocessing
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
-from quark.onnx.qdq.slower import REASON as FASTER
-from quark.onnx.qdq.slower import TUNED
+from quark.onnx.qdq.slower import all_in_float
 from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.result import Result
 from quark.onnx.scratch import Scratch
@@ -145,7 +144,8 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             mixed = mix(model, context)
             context, tuned = tune_speed(model, replace(context, job=mixed.job))
         with _timed(seconds, "place"):
-            job, bodies = context.job, _bodies(model, context)
+            # bodies choose for themselves
+            job, bodies = context.job, _bodies(model, replace(context, job=prepared.job))
             plan = mode.place(model, job, opened.nodes)
             prepared.reports.extend([*decided, *(tuned.into_plan(plan) if tuned else ())])
             plan = _settled(model, plan, job, bodies)
@@ -224,7 +224,8 @@ def _exact_lstms(model: ir.Model, plan: Plan, job: Job, reader: Any) -> list[Pas
 
 
 def _refuse_nothing(plan: Plan, bodies: Made) -> None:
-    if any(node.reason in (FASTER, TUNED) for node in plan.nodes.values()) and not plan.tensors:
+    inside = [body.plan for body in bodies.bodies]
+    if not any(one.tensors for one in (plan, *inside)) and any(map(all_in_float, (plan, *inside))):
         _log.warning("the model stays float: every layer is faster so on CPUs (FloatWhereFaster=False quantizes)")
     elif not plan.tensors and not bodies.bodies:
         kinds = sorted({node.op_type for node in plan.nodes.values()})

@@ -7,7 +7,8 @@ every iteration, which is run here one by one. The quantized body then takes the
 bodies likewise.
 
 A body that no calibration sample enters stays float, and the report says so: a range that nothing was seen of would be
-a guess. Weights of a body are serialized once. Not handled: searches (of calibration methods, precisions or speed).
+a guess. Weights of a body are serialized once. Calibration methods and speed are searched in each body by what it
+makes of its own data. Not handled: mixed precision, whose bound is one for the outputs of the whole model.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.stages import transform, tune
 from quark.onnx.bodies import alone, graphs, in_place, is_wanted, place_of
 from quark.onnx.calibration import calibrate
+from quark.onnx.choices import search_calibration, tune_speed
 from quark.onnx.data import checked, inputs_of, samples_of
 from quark.onnx.diagnosis import located, of_plan, ranked
 from quark.onnx.follow import follow
@@ -47,6 +49,7 @@ from quark.onnx.pipeline import BODY, run_steps
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.settings import request_of
+from quark.onnx.qdq.slower import all_in_float
 from quark.report.values import Weakness
 
 LOOKED_AT = 64
@@ -182,6 +185,16 @@ def record(plan: Plan, made: Made) -> None:
         for node in body.plan.nodes.values():
             plan.nodes[prefix + node.name] = replace(node, name=prefix + node.name)
         plan.floats.update({prefix + name: reason for name, reason in body.plan.floats.items()})
+        if body.plan.tuned:
+            plan.tuned = with_body(plan.tuned, prefix, body.plan.tuned)
+
+
+def with_body(tuned: Mapping[str, Any], place: str, inside: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``TuneSpeed`` found, with what it found in a body: its nodes under ``place``, its times under ``bodies``."""
+    left = [*tuned.get("TunedFloat", ()), *(place + name for name in inside["TunedFloat"])]
+    times = {key: value for key, value in inside.items() if key not in ("TunedFloat", "bodies")}
+    deeper = {place + name: value for name, value in inside.get("bodies", {}).items()}
+    return {**tuned, "TunedFloat": left, "bodies": {**tuned.get("bodies", {}), place: times, **deeper}}
 
 
 def _keep_apart(graph: ir.Graph, outer: Mapping[str, ir.Value]) -> None:
@@ -223,8 +236,14 @@ def _quantized(body: ir.Model, context: Context) -> _Done | str:
     empty = job.mode == "static" and next(iter(reader or ()), None) is None
     reports = [] if empty else _inside(partial(transform, body, context))
     inner = quantize_bodies(body, context)
+    tuned = None
+    if not empty:
+        context, decided = search_calibration(body, context)
+        context, tuned = tune_speed(body, context)
+        reports, job = [*reports, *decided], context.job
     plan = follow(body, mode.place(body, job, context.known), job)
-    if not plan.tensors and not inner.bodies:
+    reports += tuned.into_plan(plan) if tuned else ()
+    if not plan.tensors and not inner.bodies and not all_in_float(plan):
         return "nothing in it can be quantized"
     wanted = observed(plan, job.options) if job.mode == "static" else ()
     requests = {tensor.name: request_of(tensor.spec, job.options) for tensor in wanted}

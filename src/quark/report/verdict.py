@@ -27,6 +27,7 @@ LEVELS = ("lost", "doubtful", "good")
 SQNR = (10.0, 20.0)  # dB from which an output is doubtful, and good
 KEPT = (0.80, 0.95)  # the same for the share of answers
 HALF = 0.5  # of multiplications or weights: where less is quantized, hardly anything is won
+NEARLY_ALL = 0.95  # of the same: where less is quantized, it is told what is in float and why
 SAME = 0.05  # speeds and sizes that differ by less are the same
 
 
@@ -182,7 +183,7 @@ def coverage_line(products: float | None, weights: float, left: Sequence[str] = 
     """Shares, 0..1, of multiplications in integers (None where none are wanted) and of weights stored as codes."""
     said = [] if products is None else [f"{100 * products:.0f} % of the multiplications in integers"]
     said.append(f"{100 * weights:.0f} % of the weights")
-    low = min(weights, 1.0 if products is None else products) < HALF
-    because = f"; in float: {'; '.join(left)}" if low and left else ""
+    least = min(weights, 1.0 if products is None else products)
+    low, because = least < HALF, f"; in float: {'; '.join(left)}" if least < NEARLY_ALL and left else ""
     figure = f"{100 * (weights if products is None else products):.0f} %"
     return Line("coverage", "low" if low else "quantized", " and ".join(said) + because, low, figure)

@@ -22,6 +22,7 @@ from quark.errors import check_name
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.observers.registry import BUILT_IN
+from quark.onnx.bodies import outside
 from quark.onnx.graph.surgery import bodies, clip_bounds, is_constant, name_of, own_copy
 from quark.onnx.qdq import (
     align,
@@ -188,7 +189,7 @@ def _leave_tuned(
 ) -> None:
     """Take out the nodes that an earlier run with ``TuneSpeed`` left in float."""
     nodes = {name_of(node): node for node in placement.model.graph}
-    for name in names:
+    for name in outside(placement.model, names):
         check_name("node in TunedFloat", name, nodes)
         if chosen.get(nodes[name]) is not None and not _asked_for(nodes[name], placement):
             _leave(nodes[name], slower.TUNED, chosen, placement)

@@ -22,6 +22,7 @@ from importlib.resources import files
 
 import onnx_ir as ir
 
+from quark.config.plan import Plan
 from quark.dataclass import dataclass
 from quark.onnx.graph.shapes import prove_shapes
 from quark.onnx.graph.surgery import int_attribute, is_constant, name_of, sole_consumer
@@ -66,6 +67,11 @@ _OTHER = "Sqrt"
 #: Activation functions that a float convolution computes within.
 _WITHIN = frozenset(["Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid"])
 _CLIPS = frozenset(["Relu", "Clip"])
+
+
+def all_in_float(plan: Plan) -> bool:
+    """Whether nothing is quantized because all that could be is faster in float."""
+    return not plan.tensors and any(node.reason in (REASON, TUNED) for node in plan.nodes.values())
 
 
 @dataclass
