@@ -103,7 +103,7 @@ def _parts(concat: ir.Node, constant: np.ndarray) -> list[np.ndarray] | str:
         return "the constant may make the parts larger"
     if own < 0 or constant.shape[own] == 1:
         return [constant] * len(lengths)
-    return list(np.split(constant, np.cumsum(lengths)[:-1], axis=own))
+    return list(np.split(constant, np.cumsum(np.array(lengths, int))[:-1], axis=own))
 
 
 def _move(reader: ir.Node, concat: ir.Node, model: ir.Model, names: Names) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
+from quark.onnx.graph.functions import inline_those_with
 from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED, stored
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import open_session
@@ -25,18 +26,23 @@ from quark.onnx.graph.surgery import (
     tensor_alias,
 )
 from quark.onnx.passes import dynamic_to_float, remove_qdq
+from quark.onnx.passes.constants import lift_constant_nodes
 
 SUFFIXES = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_quantized", "_codes")
 DYNAMIC = frozenset(["DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeLSTM"])
+_QUANTIZED = QUANTIZE | DEQUANTIZE | FUSED | STORED | DYNAMIC
 
 
 def undoes(model: ir.Model, kinds: Iterable[str]) -> bool:
     """Whether nothing quantized is left by ``run``: ``kinds`` are the quantized operators of the model."""
-    return {*kinds} <= QUANTIZE | DEQUANTIZE | FUSED | STORED | DYNAMIC and not dynamic_to_float.left(model)
+    return {*kinds} <= _QUANTIZED and not dynamic_to_float.left(model)
 
 
 def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
+    inline_those_with(model, _QUANTIZED)
+    for graph in model.graphs():
+        lift_constant_nodes(graph)
     report = remove_qdq.run(model)
     fired, refused = dynamic_to_float.run(model)
     fired, names = fired + report.fired, None

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import onnx_ir as ir
 
-from quark.onnx.graph.quantized import remove, stages
+from quark.onnx.graph.functions import inline_those_with
+from quark.onnx.graph.quantized import FUSED, QUANTIZE, remove, stages
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import remove_unused_functions
 
@@ -38,6 +39,7 @@ def mul_add(model: ir.Model) -> PassReport:
 
 def _remove(model: ir.Model, wanted: set[tuple[str, str]] | None) -> PassReport:
     fired, refused = 0, []
+    inline_those_with(model, QUANTIZE | FUSED)
     for stage in stages(model):
         maker = stage.source.producer()
         readers = [use.node for node in stage.last for use in node.outputs[0].uses()]
