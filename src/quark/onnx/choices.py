@@ -5,12 +5,13 @@ What chooses is imported where a job asks for it: most jobs ask for none, and th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from quark.config.job import Job
+from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.mixed import Mixed
@@ -58,3 +59,10 @@ def tune_speed(model: ir.Model, context: Context) -> tuple[Context, Tuned | None
     from quark.onnx import tuned_speed
 
     return tuned_speed.tune_speed(model, context)
+
+
+def choose_inside(body: ir.Model, context: Context) -> tuple[Context, Callable[[Plan], list[PassReport]]]:
+    """What is chosen for a body by itself, calibration method and nodes that stay float; what writes it into a plan."""
+    context, decided = search_calibration(body, context)
+    context, tuned = tune_speed(body, context)
+    return context, lambda plan: [*decided, *(tuned.into_plan(plan) if tuned else ())]

@@ -26,7 +26,7 @@ from quark.onnx.algorithms.mixed import Mixed
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import reader_for, transform, tune
 from quark.onnx.bodies import all_known, wants_bodies
-from quark.onnx.choices import mix, search_calibration, tune_speed
+from quark.onnx.choices import choose_inside, mix, search_calibration, tune_speed
 from quark.onnx.compare import Comparison
 from quark.onnx.coverage import Coverage, as_stated
 from quark.onnx.data_layout import in_layout
@@ -144,7 +144,6 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             mixed = mix(model, context)
             context, tuned = tune_speed(model, replace(context, job=mixed.job))
         with _timed(seconds, "place"):
-            # bodies choose for themselves
             job, bodies = context.job, _bodies(model, replace(context, job=prepared.job))
             plan = mode.place(model, job, opened.nodes)
             prepared.reports.extend([*decided, *(tuned.into_plan(plan) if tuned else ())])
@@ -209,12 +208,12 @@ class Counted:
 
 
 def _bodies(model: ir.Model, context: Context) -> Made:
-    """The quantized bodies of If and Loop, where they are wanted."""
+    """The quantized bodies of If and Loop, where they are wanted; of a job without choices, which each makes itself."""
     job = context.job
     if not wants_bodies(model, job.options):
         return Made()
     reader = samples_of(model, job.options, context.reader) if job.mode == "static" else None
-    return quantize_bodies(model, replace(context, reader=reader))
+    return quantize_bodies(model, replace(context, reader=reader), choose_inside)
 
 
 def _exact_lstms(model: ir.Model, plan: Plan, job: Job, reader: Any) -> list[PassReport]:

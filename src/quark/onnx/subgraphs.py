@@ -33,7 +33,6 @@ from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.stages import transform, tune
 from quark.onnx.bodies import alone, graphs, in_place, is_wanted, place_of
 from quark.onnx.calibration import calibrate
-from quark.onnx.choices import search_calibration, tune_speed
 from quark.onnx.data import checked, inputs_of, samples_of
 from quark.onnx.diagnosis import located, of_plan, ranked
 from quark.onnx.follow import follow
@@ -54,6 +53,7 @@ from quark.report.values import Weakness
 
 LOOKED_AT = 64
 """Iterations whose values the inputs of a body are held against."""
+Choose = Callable[[ir.Model, Context], tuple[Context, Callable[[Plan], list[PassReport]]]]
 _Done = tuple[ir.Model, Plan, tuple[Weakness, ...], tuple[PassReport, ...]]
 
 
@@ -77,12 +77,13 @@ class Made:
     reports: tuple[PassReport, ...] = ()
 
 
-def quantize_bodies(model: ir.Model, context: Context) -> Made:
+def quantize_bodies(model: ir.Model, context: Context, choose: Choose) -> Made:
     """Quantize the bodies of the main graph. ``model`` stays as it is; :func:`install` puts the bodies in place.
 
     Args:
         model: the prepared float model.
         context: its reader has samples for ``model``, read once for each body; ``None`` where no ranges are needed.
+        choose: the context with what is chosen on the data of a body, and what writes it into the body's plan.
     """
     bodies, reports, refused, job = [], [], [], context.job
     for node, attribute, graph in graphs(model):
@@ -95,7 +96,7 @@ def quantize_bodies(model: ir.Model, context: Context) -> Made:
         place = place_of(node, attribute)
         with _located(place, job):
             # what is finished of a job is kept by names of the main graph
-            made = _quantized(body, replace(context, job=in_place(job, place), reader=feeds, journal=Journal()))
+            made = _quantized(body, replace(context, job=in_place(job, place), reader=feeds, journal=Journal()), choose)
         if isinstance(made, str):
             refused.append(f"{attribute} of {label(node)} stays float: {made}")
             continue
@@ -229,20 +230,17 @@ def ready(body: ir.Model, job: Job) -> None:
     infer_shapes(body)
 
 
-def _quantized(body: ir.Model, context: Context) -> _Done | str:
+def _quantized(body: ir.Model, context: Context, choose: Choose) -> _Done | str:
     """The quantized body, or the reason why it stays float."""
     job, reader, mode = context.job, context.reader, MODES[context.job.mode]
     ready(body, job)
     empty = job.mode == "static" and next(iter(reader or ()), None) is None
     reports = [] if empty else _inside(partial(transform, body, context))
-    inner = quantize_bodies(body, context)
-    tuned = None
-    if not empty:
-        context, decided = search_calibration(body, context)
-        context, tuned = tune_speed(body, context)
-        reports, job = [*reports, *decided], context.job
+    inner = quantize_bodies(body, context, choose)
+    context, told = (context, _nothing) if empty else choose(body, context)
+    job = context.job
     plan = follow(body, mode.place(body, job, context.known), job)
-    reports += tuned.into_plan(plan) if tuned else ()
+    reports += told(plan)
     if not plan.tensors and not inner.bodies and not all_in_float(plan):
         return "nothing in it can be quantized"
     wanted = observed(plan, job.options) if job.mode == "static" else ()
@@ -259,6 +257,11 @@ def _quantized(body: ir.Model, context: Context) -> _Done | str:
     quantized = mode.emit(body, plan, job.options)
     record(plan, inner)
     return quantized, plan, weak, (*inner.reports, *reports)
+
+
+def _nothing(plan: Plan) -> list[PassReport]:
+    """Nothing was chosen."""
+    return []
 
 
 def _inside(algorithms: Callable[[], list[PassReport]]) -> list[PassReport]:
