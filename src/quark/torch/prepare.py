@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from quark.torch.config.model import SLOTS
@@ -51,6 +52,7 @@ def bake(layers: list[QuantLayer]) -> None:
     for layer in layers:
         for name, value in layer.quantized_parameters().items():
             old, quantizer = own_parameter(layer, name), layer.own_quantizer(name)
+            keep_ranges(quantizer, old.detach())
             learned = tuple(id(part) for part in parts(quantizer) if isinstance(part, LearnedScale))
             key = (id(old), str(quantizer), type(layer).__name__, learned)
             if key not in made:
@@ -59,3 +61,12 @@ def bake(layers: list[QuantLayer]) -> None:
         layer.frozen = True
         forget_quantized([layer])
     del before
+
+
+def keep_ranges(quantizer: Quantizer, x: torch.Tensor) -> None:
+    """Dynamic ranges stay those of the float values ``x``: the quantized ones would not give them again."""
+    stages = list(parts(quantizer))
+    for part in stages:
+        if part.scale is None:
+            part.scale, part.zero_point = part.parameters_from(x)
+        x = x if part is stages[-1] else part.quantized(x)

@@ -96,6 +96,8 @@ def test_every_scheme_of_every_layer_comes_back(name: str, tmp_path: Path) -> No
         again = import_model_from_safetensors(Mixed(), tmp_path / weight_format)
         assert torch.equal(again(IDS), expected)
         assert type(again.conv).__name__ == "QuantConv2d"
+    export_safetensors(ModelQuantizer.freeze(model), tmp_path / "frozen")
+    assert torch.equal(import_model_from_safetensors(Mixed(), tmp_path / "frozen")(IDS), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
