@@ -33,7 +33,10 @@ from quark.torch.stage import Stage, Stages
 log = logging.getLogger(__name__)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 ACTIVATIONS = ("input_tensors", "output_tensors")
-FEATURES = {"input_tensors": ("in_features", "in_channels"), "output_tensors": ("out_features", "out_channels")}
+FEATURES = {  # of the layers of torch, and of transformers' Conv1D
+    "input_tensors": ("in_features", "in_channels", "nx"),
+    "output_tensors": ("out_features", "out_channels", "nf"),
+}
 UNSUPPORTED = "layers of this type are not quantized"
 UNNAMED = "the configuration names none of its tensors"
 READ = "other code of the model reads its weight"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from torch import nn
 from quark.errors import ConfigError, ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors, unpack
+from quark.torch.export.before_work import check_before_work
 from quark.torch.fake_quantize import parts
 from quark.torch.quantization.config.config import (
     DataTypeSpec,
@@ -98,6 +102,37 @@ def test_every_scheme_of_every_layer_comes_back(name: str, tmp_path: Path) -> No
         assert type(again.conv).__name__ == "QuantConv2d"
     export_safetensors(ModelQuantizer.freeze(model), tmp_path / "frozen")
     assert torch.equal(import_model_from_safetensors(Mixed(), tmp_path / "frozen")(IDS), expected)
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {  # network, shape of its input, channels at
+    "linear": (lambda: nn.Linear(10, 6), (2, 4, 10), -1),
+    "gpt2": (lambda: transformers.pytorch_utils.Conv1D(6, 10), (2, 4, 10), -1),
+    "conv1d": (lambda: nn.Conv1d(4, 6, 3), (2, 4, 9), 1),
+    "conv2d": (lambda: nn.Conv2d(4, 6, 3), (2, 4, 8, 9), 1),
+    "conv3d": (lambda: nn.Conv3d(4, 6, 3), (2, 4, 5, 8, 9), 1),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3), (2, 4, 8, 9), 1),
+}
+
+
+@pytest.mark.parametrize("slot", ["input_tensors", "output_tensors"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("axis", [-1, 0, 1, 2])
+@torch.no_grad()
+def test_static_scales_of_activations_come_back_or_are_refused(axis: int, kind: str, slot: str, tmp_path: Path) -> None:
+    """A layer knows its channels; how long the other axes are is chosen by inputs, and no file can tell it."""
+    make, shape, channels = KINDS[kind]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    spec = Int8PerChannelSpec(axis).to_quantization_spec()
+    config = QConfig(replace(layer(Int8PerTensorSpec()), **{slot: spec}))
+    network = nn.Sequential(make()).eval()
+    refused = pytest.raises(ConfigError, match=rf"{slot} of '0': no file holds .* per channel \(axis {channels}\)")
+    with nullcontext() if axis == channels else refused:
+        check_before_work(network, config, "quark", None, tmp_path)
+    model = ModelQuantizer(config).quantize_model(network, [x])
+    with nullcontext() if axis == channels else refused:
+        export_safetensors(model, tmp_path / "m")
+        assert torch.equal(import_model_from_safetensors(nn.Sequential(make()), tmp_path / "m")(x), model(x))
+    assert axis == channels or not list(tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -6,7 +6,6 @@ The models here are stand-ins with as little as a question needs; whole files ar
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -370,26 +369,6 @@ def test_codes_of_fp8_may_be_held_as_bytes(bytes_only: bool, spec: str) -> None:
     found = made.model.layers[0].mlp.up_proj.weight.dtype
     kept = {"fp8": torch.uint8 if bytes_only else torch.float8_e4m3fn, "int4": torch.int32, "int8": torch.int8}
     assert found == kept[spec]
-
-
-class Sized(nn.Module):
-    in_features = 7
-
-
-@pytest.mark.parametrize(("axis", "kind", "known"), [(-1, 2, True), (2, 2, True), (1, 2, False), (1, 1, True)])
-def test_how_many_scales_an_activation_has(axis: int, kind: int, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from quark.numerics.granularity import Channel
-
-    part: Any = SimpleNamespace(granularity=Channel(axis))
-    item: Any = SimpleNamespace(layer=SimpleNamespace(name="fc", kind=SimpleNamespace(features=kind)))
-    monkeypatch.setattr(skeleton, "parts", lambda quantizer: [part])
-    unknown = pytest.raises(ModelError, match="number of static scales is not known")
-    with nullcontext() if known else unknown:
-        assert skeleton.features_of(Sized(), item, "input_tensors", part) == 7
-    with unknown:
-        skeleton.features_of(nn.Module(), item, "input_tensors", part)
-    part.granularity = None
-    assert skeleton.features_of(nn.Module(), item, "input_tensors", part) == 1
 
 
 # ---- extras ----------------------------------------------------------------------------------------------------------

@@ -23,11 +23,11 @@ from quark.torch.export.genai import check_runs
 from quark.torch.export.gptq import check_words
 from quark.torch.export.layout import check_blocks
 from quark.torch.export.model_files import check_merged
-from quark.torch.export.skeleton import is_inside_attention
+from quark.torch.export.skeleton import features_of, is_inside_attention
 from quark.torch.export.stacked_blocks import MODE, check_stacks
 from quark.torch.export.transformers_reads import without_values
 from quark.torch.export.vllm_reads import check_for_vllm
-from quark.torch.matching import match
+from quark.torch.matching import ACTIVATIONS, match
 from quark.torch.recurrent import unroll_recurrent
 from quark.torch.rotated import refuse_algorithms
 
@@ -92,6 +92,10 @@ def check_format(model: nn.Module, config: QConfig, format: str, program: str | 
         onnx_says.check_before(bare, config)
     elif format == "compressed-tensors":
         compressed_tensors.check_before(model, config, program)
+    else:
+        for item in match(bare, config, skeleton=True).quantized:
+            for slot in ACTIVATIONS:
+                features_of(item.layer, slot, item.stages[slot])
     if format == MODE:
         check_stacks(model, config)
 

@@ -23,7 +23,7 @@ from quark.torch.export.model_files import check_merged, copy_beside, is_diffuse
 from quark.torch.export.original import names_of, outside_items
 from quark.torch.export.reader_scales import warn_of_casts, warn_of_rope, worst_cast
 from quark.torch.export.shards import SHARD_SIZE, write_shards
-from quark.torch.export.skeleton import FORMATS
+from quark.torch.export.skeleton import FORMATS, check_activations
 from quark.torch.export.state import items_of
 from quark.torch.export.storage import PACK_METHODS
 from quark.torch.export.stored import StoredTensor
@@ -69,6 +69,7 @@ def export_safetensors(
     check_names(custom_mode, weight_format, pack_method)
     config = config_of(model)
     check_merged(model)
+    check_activations(model)
     if custom_mode != "quark":
         refuse_to_export(model)
     export = JsonExporterConfig(weight_format, pack_method, list(config.kv_cache_group), config.min_kv_scale)

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from quark.errors import ModelError
-from quark.numerics.granularity import Channel
+from quark.errors import ConfigError
+from quark.numerics.granularity import Channel, Tensor
 from quark.torch.attention import find_targets
 from quark.torch.config.model import QConfig
 from quark.torch.experts import fuse_untouched, unfuse_experts
@@ -23,10 +23,11 @@ from quark.torch.export.stored import PREFIXES, StoredParameters, StoredScales, 
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts
 from quark.torch.kv_cache import CacheQuantizer
 from quark.torch.layers import own_parameter
-from quark.torch.matching import FEATURES, Match, match
-from quark.torch.quantized_layer import OWN, QuantLayer, attach, mark_quantized, quantized_layers
+from quark.torch.matching import ACTIVATIONS, FEATURES, Candidate, Match, candidate, match
+from quark.torch.quantized_layer import OWN, SLOT_NAMES, QuantLayer, attach, mark_quantized, quantized_layers
 from quark.torch.recurrent import roll_untouched, unroll_recurrent
 from quark.torch.softmax import SoftmaxQuantizer
+from quark.torch.stage import Stages
 
 FORMATS = ("real_quantized", "fake_quantized")
 EMBEDDED = "embedding_dim"  # features of a layer that looks up rows
@@ -47,7 +48,7 @@ def map_layers(model: nn.Module, config: QConfig, pack_method: str, weight_forma
     found = match(model, config, skeleton=True, stored=True)
     for item in found.quantized:
         real = weight_format == "real_quantized"
-        quantizers = {slot: activation(item, slot) for slot in ("input_tensors", "output_tensors")}
+        quantizers = {slot: activation(item, slot) for slot in ACTIVATIONS}
         for slot in OWN:
             quantizers[slot] = (stored if real else static)(item, slot, pack_method)
         take_codes(item, quantizers, bytes_only)
@@ -122,9 +123,8 @@ def activation(item: Match, slot: str) -> Quantizer | None:
     """The quantizer of an input or output, with empty static parameters."""
     if not item.stages[slot]:
         return None
-    module, quantizer = item.layer.module, fresh(item, slot)
-    device = own_parameter(module).device
-    form = activation_form(quantizer, features_of(module, item, slot, quantizer))
+    quantizer, device = fresh(item, slot), own_parameter(item.layer.module).device
+    form = activation_form(quantizer, features_of(item.layer, slot, item.stages[slot]))
     if isinstance(quantizer, FakeQuantize) and not (quantizer.stage.is_block and quantizer.stage.calibrated):
         for name, (shape, dtype) in form.items():
             setattr(quantizer, name, torch.empty(shape, dtype=dtype, device=device))
@@ -132,19 +132,35 @@ def activation(item: Match, slot: str) -> Quantizer | None:
     return StoredScales(quantizer, form, device) if form else quantizer
 
 
-def features_of(module: nn.Module, item: Match, slot: str, quantizer: Quantizer) -> int:
-    """Length of the axis that static per-channel scales of an activation run along.
+def features_of(layer: Candidate, slot: str, stages: Stages) -> int:
+    """Number of the channels that have static scales in an activation; 1 where none have.
 
     Raises:
-        ModelError: it is not known from the layer.
+        ConfigError: the layer does not tell it, or static scales run along another axis, whose length inputs choose.
     """
-    axes = [part.granularity.axis for part in parts(quantizer) if isinstance(part.granularity, Channel)]
-    if not axes:
+    module, kind = layer.module, layer.kind
+    counted = [stage.spec.granularity for stage in stages if stage.calibrated and not stage.is_block]
+    counted = [granularity for granularity in counted if not isinstance(granularity, Tensor)]
+    if not counted:
         return 1
     known = next((getattr(module, name) for name in (*FEATURES[slot], EMBEDDED) if hasattr(module, name)), None)
-    if known is None or any(axis != item.layer.kind.features and axis != -1 for axis in axes):
-        raise ModelError(f"{slot} of {item.layer.name!r}: the number of static scales is not known from the layer")
+    axis = -1 if kind.features is None else kind.features
+    other = next((one for one in counted if one != Channel(axis)), None)
+    if known is None or other is not None:
+        raise ConfigError(
+            f"{slot} of {layer.name!r}: no file holds static scales {other or counted[0]}, since their number is not "
+            f"known from the layer; per tensor, or per channel (axis {axis}), it is, or with is_dynamic=True"
+        )
     return int(known)
+
+
+def check_activations(model: nn.Module) -> None:
+    """Raise ``ConfigError`` for static scales of a quantized model whose number no file could tell."""
+    for name, layer in quantized_layers(model):
+        for slot in ACTIVATIONS:
+            quantizer = layer._modules[SLOT_NAMES[slot]]
+            if quantizer is not None:
+                features_of(candidate(name, layer), slot, tuple(part.stage for part in parts(quantizer)))
 
 
 def fill(part: FakeQuantize, shape: tuple[int, ...] | None, device: torch.device) -> None:

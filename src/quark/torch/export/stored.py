@@ -15,6 +15,7 @@ from torch import nn
 
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
+from quark.numerics.granularity import Channel
 from quark.torch.export.layout import CODES, ElementLayout, Form, Layout, PairLayout, Stored, layouts_of
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
 
@@ -155,7 +156,7 @@ def activation_form(quantizer: Quantizer, features: int) -> Form:
     form: Form = {}
     for number, part in enumerate(parts(quantizer), 1):
         if part.stage.calibrated:
-            shape = part.granularity.parameter_shape((features,)) if not part.stage.is_block else ()
+            shape = (features,) if isinstance(part.granularity, Channel) and not part.stage.is_block else ()
             form[activation_name(part, "scale", number)] = shape, torch.float32
             if part.stage.real_zero:
                 form[activation_name(part, "zero_point", number)] = shape, torch.float32
