@@ -17,8 +17,9 @@ from tests.torch_flow.export.test_reload import quantized
 
 from quark.errors import ConfigError, ModelError, QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark.torch.export.formats import FORMATS
-from quark.torch.export.write_as import export_as
+from quark.torch.config.schemes import NAMES
+from quark.torch.export.formats import FORMATS, table
+from quark.torch.export.write_as import config_for, export_as
 from quark.torch.files.foreign import convert, quantized_model
 from quark.torch.files.prequantized import dequantize_checkpoint
 from quark.torch.quantized_layer import quantized_layers
@@ -72,8 +73,7 @@ def test_codes_go_from_every_format_into_every_other_one(scheme: tuple[str, Any]
         assert {key: torch.equal(value, wanted[key]) for key, value in values(again).items()} == dict.fromkeys(
             wanted, True
         )
-        near = name == "nvfp4" and first == "compressed-tensors"  # which has the reciprocals of scales
-        torch.testing.assert_close(logits(again), logits(model), rtol=0, atol=1e-6 * near)
+        assert torch.equal(logits(again), logits(model)), first
         for second in SOURCES[name]:
             goal = tmp_path / f"{first} to {second}"
             write(again, goal, second)
@@ -100,9 +100,35 @@ def test_every_pair_is_equal_or_refused_in_one_sentence(name: str, tmp_path: Pat
         done.append(format)
         again = quantized_model(tmp_path / format)
         assert all(torch.equal(value, wanted[key]) for key, value in values(again).items()), format
-        near = "nvfp4" in name and format == "compressed-tensors"  # which has the reciprocals of scales
-        torch.testing.assert_close(logits(again), answers, rtol=0, atol=1e-6 * near)
+        assert torch.equal(logits(again), answers), format
     assert set(SOURCES.get(name, ())) - {"gptq_v2"} <= set(done)  # what is equal is not refused
+
+
+CELLS = [
+    pytest.param(
+        row.scheme, row.format, row.program, dtype,
+        marks=[pytest.mark.slow] * (dtype is torch.float32 or (row.format != "compressed-tensors" and place % 5 > 0)),
+    )
+    for dtype in (torch.bfloat16, torch.float32)
+    for place, row in enumerate(table())
+    if row.works and row.program in ("vllm", "transformers") and row.format not in ("gguf", "onnx", "mxfp4")
+    and row.scheme in NAMES
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "format", "program", "dtype"), CELLS)
+def test_what_was_evaluated_for_a_program_comes_back(
+    name: str, format: str, program: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Narrow codes, types that scales and codes of inputs are computed in, products that a kernel rounds again."""
+    config = config_for(LLMTemplate.get("llama").get_config(name), format, program, dtype)
+    model = quantized(llama(dtype, hidden_size=128, intermediate_size=256), config)
+    try:
+        export_as(model, tmp_path / "m", format, tmp_path, program=program)
+    except ConfigError as error:  # blocks in float32
+        assert dtype is torch.float32 and "decodes the blocks" in str(error)
+        return
+    assert torch.equal(logits(quantized_model(tmp_path / "m")), logits(model))
 
 
 MIXES: dict[str, tuple[list[str], dict[str, str]]] = {  # what stays float, what has another scheme

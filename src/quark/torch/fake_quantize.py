@@ -149,7 +149,7 @@ class FakeQuantize(Quantizer):
             scale = torch.as_tensor(self.stage.grid.parameters(0 * low, high - low)[0])
             return scale.to(lo.device), (self.stage.format.min - torch.as_tensor(low) / scale).float().to(lo.device)
         scale, zero_point = (torch.as_tensor(value).to(lo.device) for value in self.stage.grid.parameters(low, high))
-        return scale, zero_point
+        return (1 / (1 / scale) if self.stage.is_block else scale), zero_point  # some files hold the reciprocal
 
     def parameters_from(self, x: torch.Tensor) -> Parameters:
         """Scale and zero point for the values of ``x``."""

@@ -30,10 +30,9 @@ from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
-from quark.numerics.scales import SCALE_RULES
 from quark.torch.config.model import QConfig
 from quark.torch.export.compressed_caches import cache_items, cache_scheme, caches_of, check_cache_places, own_slots
-from quark.torch.export.decoded import COMPRESSED, Decoder, Foreign, Parts, decompressor, rows_cut
+from quark.torch.export.decoded import COMPRESSED, OWN, OWN_FIELDS, Foreign, decompressor, in_kernels, rows_cut
 from quark.torch.export.described import excluded
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.layout import CODES, BlockLayout, check_blocks, layout_of_quantizer, layouts_of, store
@@ -52,6 +51,7 @@ from quark.torch.fake_quantize import HALVES, FakeQuantize, parts
 from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.rotated import refuse_to_export
+from quark.torch.stage import Stage
 
 Arguments = dict[str, Any]
 MX_ELEMENTS = ("fp4_e2m1", "fp6_e2m3", "fp8_e4m3")
@@ -164,25 +164,16 @@ def foreign(
         outside = names.layer(name)
         parts = {role: f"{outside}.{role}" for role in COMPRESSED if f"{outside}.{role}" in written}
         decode = decompressor(scheme.model_copy(update={"format": formats[name]}), formats[name].value)
-        values = in_kernels(decode, layers[name])
+        values = in_kernels(decode, stage_of(layers[name]).spec)
         found[name] = Foreign(parts, values, rows_cut, "weight_global_scale" not in parts)
     return found
 
 
-def in_kernels(decode: Decoder, layer: QuantLayer) -> Decoder:
-    """What kernels compute with, of what the library decodes: some rules of scales round products again."""
+def stage_of(layer: QuantLayer) -> Stage:
+    """The only stage of a weight, which may be stored."""
     held: Any = layer.weight_quantizer
     known_parts = layouts_of(held.layout) if isinstance(held, StoredTensor) else parts(held)
-    spec, grid = next((one.stage.spec, one.stage.grid) for one in known_parts)
-    if SCALE_RULES[grid.scale_rule].parts is None:
-        return decode
-
-    def rounded(parts: Parts) -> torch.Tensor:
-        scale = parts["weight_scale"].float()
-        zeros = torch.zeros_like(scale, dtype=torch.int32)
-        return grid.fake_quantize(decode(parts), scale, zeros, spec.granularity, "half_even", spec.narrow_codes)
-
-    return rounded
+    return next(one.stage for one in known_parts)
 
 
 def check_reader(reason: str | None) -> None:
@@ -253,6 +244,7 @@ def arguments(name: str, part: FakeQuantize, weight: bool) -> Arguments:
     symmetric = stage.spec.symmetric and row.middle == 0
     made: Arguments = {"num_bits": row.bits, "type": number, "symmetric": symmetric}
     made["dynamic"] = stage.spec.dynamic and not weight
+    made["observer_kwargs"] = {OWN: {key: getattr(stage.spec, key) for key in OWN_FIELDS}}
     return {**made, **strategy(name, part, weight)}
 
 

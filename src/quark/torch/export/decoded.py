@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
 from quark.numerics.blocks import FP4
 from quark.numerics.granularity import Block2D
 from quark.numerics.packing import AWQ_ORDER, unpack
+from quark.numerics.scales import SCALE_RULES
 
 Parts = dict[str, torch.Tensor]
 Decoder = Callable[[Parts], torch.Tensor]
@@ -23,6 +25,8 @@ ROUNDED = 2.0**-7
 """Of a value: a step of bfloat16. The library divides where we multiply, so that a product half-way between two values
 of bfloat16 may go to either; scales of blocks and codes that are wrong move values by 2^-4 and more."""
 BIAS = 127  # of E8M0
+#: What ``QuantizationArgs`` have no field for, and what is evaluated depends on, in their ``observer_kwargs``.
+OWN, OWN_FIELDS = "quark", ("scale_rule", "narrow")
 COMPRESSED = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape")
 
 
@@ -133,6 +137,22 @@ def decompressor(scheme: Any, format: str) -> Decoder:
         return values
 
     return decode
+
+
+def in_kernels(decode: Decoder, spec: TensorSpec) -> Decoder:
+    """What kernels compute with, of what the library decodes: some rules of scales round products again."""
+    if SCALE_RULES[spec.grid.scale_rule].parts is None:
+        return decode
+
+    def rounded(parts: Parts) -> torch.Tensor:
+        scale = parts["weight_scale"].float()
+        zeros = torch.zeros_like(scale, dtype=torch.int32)
+        made: torch.Tensor = spec.grid.fake_quantize(
+            decode(parts), scale, zeros, spec.granularity, "half_even", spec.narrow_codes
+        )
+        return made
+
+    return rounded
 
 
 # ---- rows of large tensors -------------------------------------------------------------------------------------------

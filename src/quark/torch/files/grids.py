@@ -18,6 +18,7 @@ from quark.torch.config.model import QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType, ScaleType
 from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.export.decoded import OWN
 from quark.torch.files.skeleton import StoredSource
 
 Parts = dict[str, torch.Tensor]
@@ -26,6 +27,7 @@ Steps = Callable[[Parts], torch.Tensor]
 Tensors = Mapping[str, StoredSource]
 SCALE = ("scale", "scale_act")  # how names of scales end
 SCALES = {torch.float16: ScaleType.float16, torch.bfloat16: ScaleType.bfloat16}
+RULES = {"float32": ScaleType.float, "float16": ScaleType.float16, "bfloat16": ScaleType.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -131,13 +133,13 @@ def of_arguments(name: str, found: Any, scale: torch.dtype) -> Any:
     strategy = strategy_of(found)
     if found.type == "int" and int(found.num_bits) in (4, 8) and strategy in ("group", "channel"):
         group = int(found.group_size) if strategy == "group" else None
-        return integers(int(found.num_bits), group, bool(found.symmetric), scale)
+        return as_evaluated(integers(int(found.num_bits), group, bool(found.symmetric), scale), found)
     if found.type == "int" and int(found.num_bits) == 8 and strategy == "tensor" and found.symmetric:
-        return specs.Int8PerTensorSpec(symmetric=True).to_quantization_spec()
+        return as_evaluated(specs.Int8PerTensorSpec(symmetric=True).to_quantization_spec(), found)
     if (scheme := scheme_of_blocks(found)) is not None:
         return known_schemes.scheme(scheme).weight
     if found.type == "float" and int(found.num_bits) == 8 and strategy in FLOATS:
-        return FLOATS[strategy](found)
+        return as_evaluated(FLOATS[strategy](found), found)
     refuse(f"{name!r} is {found.type} of {found.num_bits} bits per {strategy}")
 
 
@@ -150,6 +152,7 @@ def scheme_of_blocks(found: Any) -> str | None:
 BLOCKS: Mapping[tuple[Any, ...], str] = {
     ("float", 4, "tensor_group", 16, torch.float8_e4m3fn): "nvfp4",
     ("float", 4, "group", 32, torch.uint8): "mxfp4",
+    ("float", 6, "group", 32, torch.uint8): "mxfp6_e2m3",
     ("float", 8, "group", 32, torch.uint8): "mxfp8",
 }
 
@@ -194,7 +197,22 @@ def input_of_arguments(name: str, found: Any, scale: torch.dtype) -> Any:
     if key not in known or not found.symmetric:
         refuse(f"the inputs of {name!r} are {found.type} of {found.num_bits} bits per {strategy_of(found)}")
     made: QTensorConfig = known[key]().to_quantization_spec()
-    return replace(made, scale_type=SCALES.get(scale, ScaleType.float))
+    return as_evaluated(replace(made, scale_type=SCALES.get(scale, ScaleType.float)), found)
+
+
+def told(found: Any) -> Mapping[str, Any]:
+    """What this package has written beside ``QuantizationArgs``; nothing in files of others."""
+    made: Mapping[str, Any] = (found.observer_kwargs or {}).get(OWN, {})
+    return made
+
+
+def as_evaluated(made: QTensorConfig, found: Any) -> QTensorConfig:
+    """A configuration with what is told of what was evaluated."""
+    if not (own := told(found)):
+        return made
+    rule = str(own["scale_rule"])
+    known = RULES.get(rule)
+    return replace(made, scale_type=known, scale_rule=None if known else rule, narrow=own["narrow"] or None)
 
 
 def scheme_of(layer: str, config: Any) -> Any:

@@ -14,14 +14,14 @@ import torch
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.export.checkpoint import Checkpoint
-from quark.torch.export.decoded import COMPRESSED, Parts, decompressor
+from quark.torch.export.decoded import COMPRESSED, Parts, decompressor, in_kernels
 from quark.torch.export.modelopt import ALGORITHMS, decoder_of, nvfp4_values
 from quark.torch.export.stacked_blocks import block_values
 from quark.torch.files import grids
 from quark.torch.files.bitsandbytes import bitsandbytes
 from quark.torch.files.coded import Coded, Found, Tensors, decoding
 from quark.torch.files.fp8 import fp8, fp8_grid
-from quark.torch.files.grids import FolderGrid, scheme_of
+from quark.torch.files.grids import FolderGrid, of_arguments, scheme_of, told
 from quark.torch.files.skeleton import StoredSource, stored_tensors
 from quark.torch.files.words import awq, gptq, sharing, words_grid
 
@@ -60,6 +60,8 @@ def compressed_tensors(tensors: Tensors, described: Mapping[str, Any], checkpoin
             shape = compressed_shape(tensors, own, scheme, checkpoint)
             check_scales(f"{str(checkpoint.folder)!r}: {name!r}", tensors[name].shape, scheme.weights, shape)
             exact = nvfp4 if "weight_global_scale" in own else decompressor(scheme, config.format)
+            if told(scheme.weights):
+                exact = in_kernels(exact, of_arguments(name, scheme.weights, tensors[name].dtype).to_stage().spec)
             found[f"{prefix}weight"] = Coded(shape, own, exact)
     return found
 
