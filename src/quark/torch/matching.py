@@ -437,7 +437,7 @@ def check_group(what: str, length: int, size: int, stage: Stage) -> None:
     )
 
 
-def check_groups(what: str, layer: Candidate, attributes: tuple[str, str], stage: Stage) -> None:
+def check_groups(what: str, layer: Candidate, attributes: tuple[str, ...], stage: Stage) -> None:
     """Groups along the features of an activation divide them."""
     granularity, module = stage.spec.granularity, layer.module
     if not isinstance(granularity, Group) or granularity.axis != layer.kind.features:
