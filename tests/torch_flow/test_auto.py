@@ -23,6 +23,7 @@ from quark.measure.score import Score
 from quark.report import file_size
 from quark.search.target import Target
 from quark.torch.auto import TorchGoal, TorchOutcome, TorchSearch, TorchTrial, auto, reads, reported_on
+from quark.torch.config.schemes import GGUF, NAMES
 from quark.torch.language import load_model
 from quark.torch.layer_runs import Predictions, scores
 
@@ -270,3 +271,28 @@ def test_the_time_holds_with_the_report_and_what_is_written_behind_it(
     written = now[0] + 10
     assert written <= seconds or len(found.trials) == 1
     assert written > seconds - 20 or not any(why == "no time was left" for _, why in found.untried)
+
+
+def test_what_cannot_be_written_is_not_tried_and_the_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers reads GGUF too, and llama.cpp does not have this attention; nothing is within the tolerance here."""
+    import transformers
+
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+    }
+    config = transformers.Gemma3TextConfig(vocab_size=64, num_key_value_heads=2, query_pre_attn_scalar=9, **sizes)
+    transformers.Gemma3ForCausalLM(config).save_pretrained(tmp_path / "gemma")
+    monkeypatch.setattr(TorchSearch, "made", lambda _, trial: replace(trial, value=float(trial.name == "fp8")))
+    rows = [{"input_ids": torch.randint(0, 64, (1, 16))} for _ in range(8)]
+    found = quark.auto(tmp_path / "gemma", rows, tmp_path / "out", "transformers", minutes=5)
+    refused = {name.partition("+")[0] for name, why in found.untried if "llama.cpp" in why}
+    tried = {one.values["scheme"] for one in found.trials}
+    assert refused == {*GGUF} and tried == {name for name in NAMES if reads([name], "transformers")} - refused
+    assert found.winner.name == "fp8" and not found.solved
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")

@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from quark.dataclass import dataclass
-from quark.errors import QuarkError
+from quark.errors import ConfigError, ModelError, QuarkError
 from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.measure.score import Score, error
@@ -154,10 +154,16 @@ class TorchSearch(Search[TorchTrial, TorchOutcome]):
     goal: TorchGoal
 
     def __init__(
-        self, model: nn.Module, samples: Sequence[Any], goal: TorchGoal, folder: Path, tell: Callable[[str], None]
+        self,
+        model: nn.Module,
+        samples: Sequence[Any],
+        goal: TorchGoal,
+        folder: Path,
+        tell: Callable[[str], None],
+        source: Path | None,
     ) -> None:
         super().__init__(goal, partial(identity_of, model, samples), tell)
-        self.model, self.parts, self.folder = model, split(samples), folder
+        self.model, self.parts, self.folder, self.source = model, split(samples), folder, source
         self.common, self.before = self.laid_out(self.parts.choose, "choose")
         self.float_bytes = round(sum(kept_bytes(one, goal.program) for one in model.parameters()))
         values = {name: one.value for name, one in self.before.items()}
@@ -169,6 +175,8 @@ class TorchSearch(Search[TorchTrial, TorchOutcome]):
         for trial in self.proposals():
             if self.late(trial):
                 self.untried.append((trial.name, LATE))
+            elif refused := refusal(self.model, trial.values, self.goal.program, self.source):
+                self.untried.append((trial.name, str(refused)))
             else:
                 self.attempt(trial)
 
@@ -298,7 +306,7 @@ def auto(
     if source is not None:
         check_written(model, goal.program, source)
     with private_folder() as folder, Journal.held(goal.ledger):
-        return TorchSearch(model, list(samples), goal, folder, tell).found()
+        return TorchSearch(model, list(samples), goal, folder, tell, source).found()
 
 
 def check_written(model: nn.Module, program: str, source: Path) -> None:
@@ -309,15 +317,26 @@ def check_written(model: nn.Module, program: str, source: Path) -> None:
     """
     first: QuarkError | None = None
     for scheme in (name for name in NAMES if reads([name], program)):
-        config = config_of({"scheme": scheme}, model)
-        try:
-            check_before_work(model, config, format_for([scheme], program), program, source)
-        except QuarkError as error:
-            first = first or error
-        else:
+        refused = refusal(model, {"scheme": scheme}, program, source)
+        if refused is None:
             return
+        first = first or refused
     if first is not None:
         raise first
+
+
+def refusal(
+    model: nn.Module, values: Mapping[str, Any], program: str, source: Path | None
+) -> ConfigError | ModelError | None:
+    """Why a model cannot be written under a configuration; None: it can, or nothing will be written."""
+    if source is None:
+        return None
+    try:
+        config = config_of(values, model)
+        check_before_work(model, config, format_for(schemes_in(values), program), program, source)
+    except (ConfigError, ModelError) as error:
+        return error
+    return None
 
 
 def identity_of(model: nn.Module, samples: Sequence[Any]) -> dict[str, str]:
