@@ -235,3 +235,20 @@ def test_a_format_has_what_its_codes_decode_to(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, row in FORMATS.items() if not row.has_zero_point])
 def test_a_format_without_zero_points_has_0_in_the_middle(name: str) -> None:
     assert FORMATS[name].middle == 0 == ELEMENTS["e8m0"].middle
+
+
+@pytest.mark.parametrize("kind", GGML)
+def test_the_least_scale_that_float16_holds_is_held(kind: str) -> None:
+    """2**-18, or 2**-21 where multiples of it make up for lost digits; half of that is not."""
+    row = GGML[kind]
+    least = 2.0 ** (-18 if row.units == 1 else -21) * row.largest * row.units
+    assert row.held(np.full((2, row.size), least, np.float32))
+    assert not row.held(np.array([[1.0] * row.size, [least / 2] * row.size], np.float32))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_one_number_and_columns_of_two_are_blocks_like_others(name: str) -> None:
+    row, x = BLOCKS[name], np.random.default_rng(3).normal(size=(40, 2)).astype(np.float32)
+    assert np.array_equal(row.round(x, 0), row.round(np.ascontiguousarray(x.T), 1).T)
+    one = np.float32(0.75)
+    assert row.decode(row.encode(one)).tolist() == row.decode(row.encode(np.array([one]))).tolist()

@@ -12,12 +12,25 @@ from tests.onnx_flow import models
 from tests.onnx_flow.test_asked_directly import named, planned
 from tests.onnx_flow.test_rules_directly import constant
 
-from quark.config.plan import Plan, TensorPlan
+from quark.config.options import Options
+from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.tensor import TensorSpec
-from quark.numerics.granularity import Channel, Tensor
+from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import ModelQuantizer, QConfig
-from quark.onnx.npu import rules, simulate
-from quark.onnx.qdq import dynamic, emit, masks, parameters, place, runtime_faults, settings, slower
+from quark.onnx.npu import fixed_point, rules, simulate
+from quark.onnx.qdq import (
+    angles,
+    dynamic,
+    emit,
+    masks,
+    node_kinds,
+    parameters,
+    place,
+    runtime_faults,
+    settings,
+    slower,
+    tables,
+)
 from quark.onnx.qdq.op_rules import OP_RULES
 
 
@@ -190,3 +203,66 @@ def test_softmax_over_an_axis_of_unknown_length(scale: float, zero: str | None, 
     point.type = ir.TensorType(ir.DataType[zero or "INT8"])
     model.graph.append(ir.node("QuantizeLinear", [node.outputs[0], step, *([point] if zero else [])]))
     assert runtime_faults._overflows(node, 17) is expected
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_a_node_that_is_left_computes_in_float(quantized: bool) -> None:
+    plan = Plan(nodes={"n": NodePlan("n", "Relu", quantized, "chosen")})
+    plan.leave_node("n", "slow")
+    assert plan.nodes == {"n": NodePlan("n", "Relu", False, "slow")}
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [([8, 2], True), ([2, 8], False), ([8, 4], True), ([8, 5], False), ([8], False), (None, False)],
+)
+def test_coordinates_are_along_the_last_axis(size: list[int] | None, expected: bool) -> None:
+    first = ir.Value(name="x", shape=None if size is None else ir.Shape(size))
+    assert angles._of_coordinates(ir.node("MatMul", [first, ir.Value(name="y")])) is expected
+
+
+@pytest.mark.parametrize(("format", "alone", "grouped"), [
+    ("int8", "standard", "cast"), ("uint8", "standard", "cast"), ("int4", "standard", "standard"),
+    ("uint16", "standard", "standard"), ("fp8_e4m3", "cast", "cast"), ("uint2", "cast", "cast"),
+])  # fmt: skip
+def test_constants_of_8_bits_in_groups_are_read_by_a_cast(format: str, alone: str, grouped: str) -> None:
+    for granularity, expected in ((Channel(0), alone), (Group(-1, 32), grouped)):
+        assert node_kinds.constant_kind(TensorSpec(format, granularity=granularity), Options()) == expected
+
+
+@pytest.mark.parametrize(("bits", "rank", "one"), [("int8", 2, False), ("int8", 3, True), ("int16", 3, False)])
+def test_stacked_matrices_of_integer_kernels_have_one_scale(bits: str, rank: int, one: bool) -> None:
+    node = ir.node("MatMul", [ir.Value(name="x"), ir.Value(name="w")])
+    weight = ir.Value(name="w", shape=ir.Shape([4] * rank))
+    job: Any = SimpleNamespace(options=Options())
+    spec = place._for_weight(TensorSpec(bits, granularity=Channel(0)), node, OP_RULES["MatMul"], weight, job)
+    assert (spec.granularity == Tensor()) is one
+
+
+@pytest.mark.parametrize(("number", "expected"), [(None, True), (0, False), (1, False), (2, False)])
+def test_a_table_is_stored_as_codes_where_every_row_is_near_them(number: int | None, expected: bool) -> None:
+    """Of a small table every row is looked at: in one with a number far out the others are lost."""
+    rows = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
+    if number is not None:
+        rows[number], rows[number, 0] = 0.39, 100
+    table = constant(3, 64)
+    table.const_value = ir.tensor(rows)
+    assert tables._is_faithful(table, TensorSpec("int8", granularity=Channel(0))) is expected
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.49, True), (0.5, False), (0.51, False), (np.inf, False), (np.nan, False)]
+)
+def test_codes_reach_half_of_what_float32_does(share: float, expected: bool) -> None:
+    table, rows = constant(2, 64), np.zeros((2, 64), np.float32)
+    for sign in (1, -1):
+        rows[1, 3] = sign * share * np.finfo(np.float32).max
+        table.const_value = ir.tensor(rows)
+        assert tables._is_faithful(table, TensorSpec("int8", granularity=Channel(0))) is expected
+
+
+@pytest.mark.parametrize(("side", "factor"), [(2, 1.0), (4, 1.0), (7, 49 * 21 / 2**10), (9, 81 * 101 / 2**13)])
+def test_what_a_pool_of_the_device_multiplies_by(side: int, factor: float) -> None:
+    """The multiple of 2**-s nearest to one over the number of values, of up to six bits more than that has."""
+    node = ir.node("AveragePool", [ir.Value(name="x")], attributes={"kernel_shape": [side, side]})
+    assert fixed_point.of_pool(node) == factor

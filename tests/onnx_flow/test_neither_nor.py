@@ -256,8 +256,9 @@ def test_bfloat16_is_clipped_where_that_is_asked_for(asked: bool, format: str, c
     item: Any = SimpleNamespace(value=value, tensor=tensor, name="x", options=SimpleNamespace(BF16WithClip=asked))
     item.node = lambda op, inputs, attributes, kind: ir.node(op, inputs)
     item.parameters = SimpleNamespace(bounds=bounds, names=SimpleNamespace(fresh=lambda name: name))
-    found = activation_nodes._clip(item)
+    found, source = activation_nodes._clipped(item)
     assert [node.op_type for node in found] == (["Clip"] if clipped else [])
+    assert source is (found[0].outputs[0] if clipped else value)
     assert made == ([("bfloat16", float.fromhex("0x1.fep127"))] if clipped else [])
 
 

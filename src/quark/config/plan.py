@@ -114,6 +114,10 @@ class Plan:
         if self.tensors.pop(name, None) is not None:
             self.floats[name] = reason
 
+    def leave_node(self, name: str, reason: str) -> None:
+        """Take a node out: it computes in float after all."""
+        self.nodes[name] = replace(self.nodes[name], quantized=False, reason=reason)
+
     def of_role(self, *roles: Role) -> list[TensorPlan]:
         """The decisions of these roles, in graph order."""
         return [tensor for tensor in self if tensor.role in roles]

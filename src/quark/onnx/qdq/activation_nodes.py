@@ -74,36 +74,36 @@ def block_axis(item: QuantizedTensor) -> int:
     return granularity.axis if isinstance(granularity, Group) else 0
 
 
-def _standard(item: QuantizedTensor, domain: str = "", prefix: str = "") -> list[ir.Node]:
+def _standard(item: QuantizedTensor) -> list[ir.Node]:
+    return _pair(item, item.value, "", "")
+
+
+def _pair(item: QuantizedTensor, source: ir.Value, domain: str, prefix: str) -> list[ir.Node]:
     scale, zero_point = item.parameters.of(item.tensor)
     attributes = axis_of(item.tensor)
     dtype = onnx_type(item.tensor.spec)
-    inputs = [item.value, scale, zero_point]
+    inputs = [source, scale, zero_point]
     q = item.node(f"{prefix}QuantizeLinear", inputs, attributes, domain, "QuantizeLinear", dtype)
     dq = item.node(f"{prefix}DequantizeLinear", [q.outputs[0], scale, zero_point], attributes, domain)
     return [q, dq]
 
 
 def _extended(item: QuantizedTensor) -> list[ir.Node]:
-    clip = _clip(item)
-    if not clip:
-        return _standard(item, AMD, "Extended")
-    pair = _standard(item, AMD, "Extended")
-    pair[0].replace_input_with(0, clip[0].outputs[0])
-    return [*clip, *pair]
+    nodes, source = _clipped(item)
+    return [*nodes, *_pair(item, source, AMD, "Extended")]
 
 
-def _clip(item: QuantizedTensor) -> list[ir.Node]:
+def _clipped(item: QuantizedTensor) -> tuple[list[ir.Node], ir.Value]:
     """``BF16WithClip``: what rounds beyond the largest bfloat16 would become infinite."""
     if not item.options.BF16WithClip or item.tensor.spec.row.onnx_type != "BFLOAT16":
-        return []
+        return [], item.value
     bounds = item.parameters.bounds("bfloat16", ELEMENTS["bfloat16"].max)
-    return [item.node("Clip", [item.value, *bounds], {}, kind="Clip")]
+    clip = item.node("Clip", [item.value, *bounds], {}, kind="Clip")
+    return [clip], clip.outputs[0]
 
 
 def _cast(item: QuantizedTensor) -> list[ir.Node]:
-    nodes = _clip(item)
-    source = nodes[0].outputs[0] if nodes else item.value
+    nodes, source = _clipped(item)
     dtype = onnx_type(item.tensor.spec)
     scaled = item.tensor.scale is not None and float(item.tensor.scale) != 1.0
     scale = item.parameters.of(item.tensor)[0] if scaled else None

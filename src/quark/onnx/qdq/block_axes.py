@@ -25,8 +25,8 @@ def in_blocks(spec: TensorSpec, value: ir.Value) -> TensorSpec:
     if size is None:
         return spec
     shape = value.shape if value.const_value is None else value.const_value.shape
-    rank = 2 if shape is None else len(shape)
-    return replace(spec, granularity=Group(1 if rank > 1 else 0, size))
+    vector = shape is not None and len(shape) < 2
+    return replace(spec, granularity=Group(0 if vector else 1, size))
 
 
 def is_scalar(value: ir.Value) -> bool:

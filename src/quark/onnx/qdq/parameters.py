@@ -251,7 +251,7 @@ def _shifted(scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
     needed = np.abs(bias.astype(np.float64)) / (wide * _INT16_MAX)
     if not scale.ndim:
         needed = needed.max(initial=0.0)
-    return wide * np.exp2(np.maximum(np.ceil(np.log2(np.maximum(needed, 2.0**-60))), 0))
+    return wide * np.exp2(np.ceil(np.log2(np.maximum(needed, 1.0))))
 
 
 def _per_channel(scale: Any, bias: np.ndarray) -> np.ndarray:

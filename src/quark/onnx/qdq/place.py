@@ -206,8 +206,8 @@ def _asked_for(node: ir.Node, placement: Placement) -> bool:
 def _leave(
     node: ir.Node, reason: str, chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement
 ) -> None:
-    chosen[node], nodes = None, placement.plan.nodes
-    nodes[name_of(node)] = replace(nodes[name_of(node)], quantized=False, reason=reason)
+    chosen[node] = None
+    placement.plan.leave_node(name_of(node), reason)
 
 
 def _consider(node: ir.Node, placement: Placement) -> tuple[OpRule, LayerSpec] | None:
@@ -425,20 +425,15 @@ def _pass_through(node: ir.Node, layer: LayerSpec, placement: Placement) -> None
     plan, name = placement.plan, name_of(node)
     source = node.inputs[0]
     if source is None or layer.inputs is None or placement.job.options.WeightsOnly:
-        plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="weights only")
+        plan.leave_node(name, "weights only")
+        return
+    left = "its input is constant" if is_constant(source) else slots.leaves_range(node)
+    if name_of(source) not in plan.tensors and not placement.job.options.ForceQuantizeNoInputCheck:
+        left = "its input is not quantized"
+    if left is not None:
+        plan.leave_node(name, left)
         return
     reason = f"{plan.nodes[name].reason}: {node.op_type} {name!r}"
-    known = plan.tensors.get(name_of(source))
-    if known is None and not placement.job.options.ForceQuantizeNoInputCheck:
-        plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="its input is not quantized")
-        return
-    if is_constant(source):
-        plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="its input is constant")
-        return
-    beyond = slots.leaves_range(node)
-    if beyond is not None:
-        plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason=beyond)
-        return
     rank = placement.decisions[name].rank_of("inputs")
     placement.add(source, layer.inputs, reason, rank, reader=node)
     members = plan.tensors[name_of(source)]

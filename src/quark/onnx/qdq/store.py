@@ -105,7 +105,8 @@ def _beside(item: QuantizedTensor, values: np.ndarray, op_type: str) -> tuple[li
         gather = item.node("Gather", [kept, index], {"axis": axis}, kind=f"{op_type}_Gather")
         return [gather], gather.outputs[0]
     axis = axis_of(item.tensor).get("axis", 0)
-    return [], item.parameters.add(values.reshape([-1 if k == axis else 1 for k in range(len(shape))]), name)
+    others = [k for k in range(len(shape)) if k != axis]
+    return [], item.parameters.add(np.expand_dims(values.reshape(-1), others), name)
 
 
 def _element(item: QuantizedTensor) -> list[ir.Node]:

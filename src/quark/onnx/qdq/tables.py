@@ -30,7 +30,7 @@ from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Tensor
 from quark.numerics.metrics import sqnr
 from quark.onnx.graph.shapes import static_shape
-from quark.onnx.graph.surgery import int_attribute, is_constant, let_go, name_of, operand, take_over
+from quark.onnx.graph.surgery import int_attribute, is_constant, let_go, name_of, operand, take_over, tensor_of
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.dynamic import add_weight
@@ -99,14 +99,14 @@ def _suits(table: ir.Value | None, plan: Plan, spec: TensorSpec) -> bool:
 
 
 def _is_faithful(table: ir.Value, spec: TensorSpec) -> bool:
-    source = table.const_value
-    values = np.zeros(0) if source is None else source.numpy()
+    source = tensor_of(table)
+    values = source.numpy()
     rows = np.asarray(values[:: max(1, len(values) // _ROWS)], np.float32)
-    extremes = np.asarray([values.min(), values.max()], np.float64)
+    reach = max(-float(values.min()), float(values.max()))
     del values
     let_go(source)
     limit = np.abs(rows).reshape(len(rows), -1).max(-1)
-    if not (np.abs(extremes) < np.finfo(np.float32).max / 2).all():
+    if not reach < np.finfo(np.float32).max / 2:
         return False  # infinite, not a number, or would be behind its codes
     scale, zero_point = spec.grid.parameters(-limit, limit)
     return sqnr(rows, fake_quantize(rows, scale, zero_point, spec.row, spec.granularity)) > FAITHFUL

@@ -124,8 +124,8 @@ def misplaced(model: nn.Module, written: set[str]) -> str | None:
     asked = {f"{name}.{role}_scale" for name in places for role in "kv"}
     if lost := sorted(written - asked):
         return f"it has no place for {lost[0]!r}, and leaves that cache float"
-    own = (name for name in sorted(asked) if hasattr(model.get_submodule(name[:-8]), name[-7:]))
-    if taken := next(own, None):
+    owned = ((name, *name.rpartition(".")[::2]) for name in sorted(asked))
+    if taken := next((name for name, path, key in owned if hasattr(model.get_submodule(path), key)), None):
         return f"it puts a scale in the place of the model's own {taken!r}, and answers otherwise"
     if lost := sorted(asked - written):
         return f"it quantizes every cache, and has no scale for {lost[0]!r}"

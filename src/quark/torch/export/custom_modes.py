@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from torch import nn
 
@@ -203,7 +203,7 @@ def foreign(model: nn.Module, names: FileNames, entry: Mapping[str, Any]) -> dic
         names: of its tensors outside.
         entry: ``quantization_config`` of the mode.
     """
-    method, bits = entry.get("quant_method"), int(entry.get("bits") or 0)
+    method, bits = entry.get("quant_method"), cast(int, entry.get("bits"))
     if method == stacked_blocks.MODE:
         return stacked_blocks.stacked_foreign(model, names)
     lowered, blocks = int(entry.get("checkpoint_format") == "gptq"), entry.get("weight_block_size")

@@ -87,7 +87,7 @@ def stacked_modules(model: nn.Module, names: FileNames) -> Iterator[str]:
     """Everything outside of the modules whose experts stay stacked, and float."""
     for path, module in model.named_modules():
         if is_fused(module):
-            form = {f"{path}.{name}": (tuple(x.shape), x.dtype) for name, x in module.named_parameters(recurse=False)}
+            form = {f"{path}.{name}": (tuple(x.shape), x.dtype) for name, x in module.named_parameters()}
             parts = [name.split(".") for name in names.written(form)]
             shared = [same[0] for same in takewhile(lambda same: len(set(same)) == 1, zip(*parts, strict=False))]
             yield ".".join([*shared, "*"])

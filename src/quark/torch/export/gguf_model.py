@@ -113,7 +113,7 @@ def target_of(
     model: nn.Module, row: Architecture, weight_type: str | None, types: Mapping[str, str], float_type: str
 ) -> GGUFTarget:
     """What a file is to be made of, of a model whose experts are taken apart."""
-    config, is_float = model.config, not any(True for _ in quantized_layers(model))
+    config, is_float = model.config, next(quantized_layers(model), None) is None
     names = names_of(row, config)
     return GGUFTarget(row, config, names, outside_names(model), weight_type, types, float_type, is_float)
 

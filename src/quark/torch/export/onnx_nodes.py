@@ -55,10 +55,12 @@ class Nodes:
         self.constants.append(made)
         return name
 
-    def packed(self, kind: str, codes: np.ndarray, bits: int, dtype: int) -> str:
-        """An initializer of codes below a byte, as ONNX packs them."""
-        name = f"{self.name}.{kind}"
-        made = TensorProto(name=name, data_type=dtype, dims=codes.shape, raw_data=stream(codes, bits).tobytes())
+    def codes(self, kind: str, codes: np.ndarray, row: Any) -> str:
+        """An initializer of codes; those below a byte as ONNX packs them."""
+        if row.bits >= 8:
+            return self.constant(kind, codes.astype(row.code_dtype))
+        name, dtype = f"{self.name}.{kind}", getattr(TensorProto, row.onnx_type)
+        made = TensorProto(name=name, data_type=dtype, dims=codes.shape, raw_data=stream(codes, row.bits).tobytes())
         self.constants.append(made)
         return name
 
@@ -144,15 +146,9 @@ def array(value: torch.Tensor) -> np.ndarray:
 def parameters(nodes: Nodes, scale: torch.Tensor, zero_point: torch.Tensor | None, row: Any) -> tuple[str, str]:
     """Scale and zero point of the standard operators."""
     zeros = array(known(zero_point, "a zero point"))
-    kind = getattr(TensorProto, row.onnx_type)
-    if row.bits == 32:  # the operator takes no other zero point than 0
-        if zeros.any():
-            refuse(nodes.name, "int32 has no zero points")
-        zero = ""
-    elif row.bits < 8:
-        zero = nodes.packed("zero_point", zeros.astype(np.int32), row.bits, kind)
-    else:
-        zero = nodes.constant("zero_point", zeros.astype(row.code_dtype))
+    if row.bits == 32 and zeros.any():
+        refuse(nodes.name, "int32 has no zero points")
+    zero = "" if row.bits == 32 else nodes.codes("zero_point", zeros.astype(np.int32), row)
     return nodes.constant("scale", array(scale).astype(np.float32)), zero
 
 
@@ -214,13 +210,11 @@ def number(nodes: Nodes, kind: str, value: float) -> str:
 
 
 def grouped(nodes: Nodes, x: str, granularity: Any) -> tuple[str, str | None]:
-    """``x`` with groups as its last axis, and the shape to return to."""
+    """``x`` with a group in each row, and the shape to return to."""
     if not isinstance(granularity, Group):
         return x, None
-    shape = nodes.op("Shape", [x])
-    front = nodes.op("Shape", [x], start=0, end=-1)
-    blocks = nodes.constant("groups", np.array([-1, granularity.size], np.int64))
-    return nodes.op("Reshape", [x, nodes.op("Concat", [front, blocks], axis=0)]), shape
+    groups = nodes.constant("groups", np.array([-1, granularity.size], np.int64))
+    return nodes.op("Reshape", [x, groups]), nodes.op("Shape", [x])
 
 
 def reduced(nodes: Nodes, granularity: Any) -> list[str]:
@@ -294,8 +288,7 @@ def standard_constant(
 ) -> str:
     """Codes behind DequantizeLinear."""
     row: Any = layout.element
-    kind = getattr(TensorProto, row.onnx_type)
-    stored_codes = nodes.packed("codes", codes, row.bits, kind) if row.bits < 8 else nodes.constant("codes", codes)
+    stored_codes = nodes.codes("codes", codes, row)
     attributes: dict[str, Any] = {}
     granularity = layout.granularity
     if isinstance(granularity, Channel):

@@ -42,7 +42,7 @@ def load(model: nn.Module, checkpoint: Checkpoint, method: str = "quark") -> Non
         for module, own in group[1:]:
             share(module, own, kept[0])
         loaded.add(id(group))
-    missing = sorted(name for name, group in places.items() if id(group) not in loaded)
+    missing = [name for name, group in places.items() if id(group) not in loaded]
     if missing:
         raise ModelError(
             f"{str(checkpoint.folder)!r} lacks {len(missing)} tensors of the model; the first is {missing[0]!r}"

@@ -152,7 +152,7 @@ def is_whole(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         size, length = path.stat().st_size, int.from_bytes(file.read(8), "little")
-        if not 8 <= 8 + length <= size:
+        if 8 + length > size:
             return False
         try:
             entries = json.loads(file.read(length))

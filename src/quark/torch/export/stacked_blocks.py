@@ -129,8 +129,8 @@ def stacks_of(model: nn.Module) -> Iterator[tuple[str, UnfusedExperts]]:
 
 def coded_stack(name: str, layers: list[list[str]], items: Mapping[str, Item]) -> Item:
     """Codes and scales of one stack, of the layers of each expert, whose rows take turns."""
-    first = items[f"{layers[0][0]}.weight"].form[f"{layers[0][0]}.weight"][0]
-    rows, groups = first[0] * len(layers[0]), first[1] * 2 // SIZE
+    (size, half), _ = items[f"{layers[0][0]}.weight"].form[f"{layers[0][0]}.weight"]
+    rows, groups = size * len(layers[0]), half * 2 // SIZE
     shapes = {"blocks": (rows, groups, SIZE // 2), "scales": (rows, groups)}
     form: Form = {f"{name}_{role}": ((len(layers), *shape), torch.uint8) for role, shape in shapes.items()}
 
