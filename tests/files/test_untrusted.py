@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+import yaml
 from pydantic import BaseModel, ValidationError
 from tests.onnx_flow import models
 
@@ -171,6 +172,7 @@ TEXTS = {
     "a tab": "a:\n\t- b",
     "open": "a: [",
     "NUL": "a: \0",
+    **{f"the tag {tag}": f"a: !<{tag}> x" for tag in yaml.SafeLoader.yaml_constructors if tag},
 }
 
 

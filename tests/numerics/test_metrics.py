@@ -81,3 +81,7 @@ def test_decibels_of_numbers_whose_ratio_does_not_fit():
     assert metrics.decibel(1e300, 1e-300) == pytest.approx(6000)
     assert metrics.decibel(1e-300, 1e300) == pytest.approx(-6000)
     assert metrics.decibel(1e-320, 1.0) == pytest.approx(-3200, rel=1e-3)
+
+
+def test_one_number_is_its_own_mean() -> None:
+    assert metrics.mse([3.0], [1.0]) == 4.0

@@ -11,7 +11,7 @@ import pytest
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, DataError
 from quark.observers import entropy, mse, non_overflow
-from quark.observers.histogram import Histogram
+from quark.observers.histogram import TAIL, Histogram
 from quark.observers.outlined import Outlined, outlined
 from quark.observers.percentile import search
 from quark.observers.registry import SEARCHES
@@ -158,3 +158,26 @@ def test_scales_of_powers_of_two_go_down_as_far_as_the_error_does(format: str) -
     wide, low, high = row.astype(np.float64), grid.format.min, grid.format.max
     tried = {2.0**k: np.square(wide - 2.0**k * np.clip(np.rint(wide / 2.0**k), low, high)).sum() for k in range(-9, 3)}
     assert scale == min(tried, key=tried.__getitem__) < float(grid.parameters(wide.min(), wide.max())[0]) / 8
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_tail_is_that_of_a_sort_whatever_came_before(sign: int) -> None:
+    """Values that come later replace the last ones; the first value of all counts as any other."""
+    rng = np.random.default_rng(3)
+    values = rng.permutation(np.geomspace(1, 1e6, 2 * TAIL)).astype(np.float32) * sign
+    values[0] = 2e6 * sign
+    statistic = Histogram()
+    for part in (values[:TAIL], values[TAIL:]):
+        statistic.update(np.concatenate([part, rng.uniform(-0.5, 0.5, 5000).astype(np.float32)]))
+    statistic._settle()
+    found = statistic._outermost()[0 if sign > 0 else 1]
+    assert found.tolist() == np.sort(np.abs(values))[::-1][:TAIL].tolist()
+    assert max(-statistic.lo, statistic.hi) == 2e6
+
+
+@pytest.mark.parametrize("small", [1e-40, 1e-44])
+def test_rows_of_numbers_below_the_normal_ones_keep_their_range(small: float) -> None:
+    """They are judged in a unit that float32 has: none of their errors becomes infinite, and none is lost."""
+    rows = np.array([[small, -small, small / 2], [1.0, -0.5, 0.25]], np.float32)
+    low, high = mse.search_rows(rows, TensorSpec("int8").grid)
+    assert np.isfinite([low, high]).all() and (high >= rows.max(-1) / 2).all() and (high <= rows.max(-1) * 2).all()

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from quark.errors import ConfigError
+from quark.files.untrusted import parse_yaml
 from quark.reading import DAMAGED_TEXT, reason_of
 
 PYTHON = {"None": None, "True": True, "False": False}
@@ -43,9 +44,4 @@ def parse_value(name: str, text: str) -> Any:
         pass
     except DAMAGED_TEXT as error:
         raise ConfigError(f"--set {name}: cannot read the value {text!r:.80}: {reason_of(error)}") from error
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, *DAMAGED_TEXT) as error:
-        raise ConfigError(f"--set {name}: cannot read the value {text!r:.80}: {reason_of(error)}") from error
+    return parse_yaml(text, f"--set {name}: the value {text!r:.80}")

@@ -9,13 +9,15 @@ import yaml
 
 
 class Plain(yaml.SafeLoader):
-    """YAML without aliases; a key that is given twice is an error: the second line would silently win."""
+    """YAML without aliases and tags; a key that is given twice is an error: the second line would silently win."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """A node that is written where it stands."""
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
+        """A node that is written where it stands, of the type that it looks like."""
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
             raise yaml.YAMLError(f"line {event.start_mark.line + 1}: aliases (*{event.anchor}) are not read")
+        if getattr(event, "tag", None) is not None:
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: tags ({event.tag}) are not read")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -123,13 +123,18 @@ def normal_axis(axis: int, shape: Shape) -> int:
     return axis % len(shape)
 
 
+def whole(shape: Shape) -> Shape:
+    """The lengths of all axes, as long blocks; an empty one has blocks of one element."""
+    return tuple(max(n, 1) for n in shape)
+
+
 @dataclass(frozen=True)
 class Tensor(Granularity):
     """One parameter for the whole tensor."""
 
     def blocks(self, shape: Shape) -> Shape:
         """The whole of every axis."""
-        return tuple(max(n, 1) for n in shape)
+        return whole(shape)
 
     def parameter_shape(self, shape: Shape) -> Shape:
         """Always ()."""
@@ -152,7 +157,7 @@ class Channel(Granularity):
     def blocks(self, shape: Shape) -> Shape:
         """1 on ``axis``, the whole of the others."""
         axis = normal_axis(self.axis, shape)
-        return tuple(1 if k == axis else max(n, 1) for k, n in enumerate(shape))
+        return tuple(1 if k == axis else n for k, n in enumerate(whole(shape)))
 
     def parameter_shape(self, shape: Shape) -> Shape:
         """(C,)."""
@@ -181,7 +186,7 @@ class Group(Granularity):
     def blocks(self, shape: Shape) -> Shape:
         """``size`` on ``axis`` (less when the axis is shorter), 1 elsewhere."""
         axis = normal_axis(self.axis, shape)
-        return tuple(min(self.size, max(n, 1)) if k == axis else 1 for k, n in enumerate(shape))
+        return tuple(min(self.size, n) if k == axis else 1 for k, n in enumerate(whole(shape)))
 
     def __str__(self) -> str:
         whole = self.size == WHOLE
@@ -194,7 +199,7 @@ class Token(Granularity):
 
     def blocks(self, shape: Shape) -> Shape:
         """1, but the whole of the last axis."""
-        return (*[1] * (len(shape) - 1), *(max(n, 1) for n in shape[-1:]))
+        return (*[1] * (len(shape) - 1), *whole(shape)[-1:])
 
     def parameter_shape(self, shape: Shape) -> Shape:
         """shape[:-1]."""
@@ -223,8 +228,8 @@ class Block2D(Granularity):
         """(1, .., rows, columns)."""
         if len(shape) < 2:
             raise ConfigError(f"a 2-D block needs two axes, and a tensor of shape {tuple(shape)} has {len(shape)}")
-        last = (min(self.rows, max(shape[-2], 1)), min(self.columns, max(shape[-1], 1)))
-        return (*[1] * (len(shape) - 2), *last)
+        rows, columns = whole(shape)[-2:]
+        return (*[1] * (len(shape) - 2), min(self.rows, rows), min(self.columns, columns))
 
     def __str__(self) -> str:
         return f"per block of {self.rows} x {self.columns}"

@@ -120,7 +120,7 @@ def of_format(name: str) -> Callable[[Array], Array]:
     """The nearest positive value of the element format ``name``: at least its smallest, at most its largest."""
     element = ELEMENTS[name]
     codes = as_parameter([1 if name != "e8m0" else 0], None)
-    smallest = float(element.decode(codes, 0)[0])
+    smallest = float(element.decode(codes)[0])
 
     def nearest(scale: Array) -> Array:
         with quiet():

@@ -133,8 +133,8 @@ class Histogram:
 
     def _insert(self, flat: np.ndarray) -> None:
         """Put values into bins and tails."""
-        starts = np.arange(0, flat.size, BLOCK)
-        lowest, highest = np.empty(starts.size, np.float32), np.empty(starts.size, np.float32)
+        count = -(-flat.size // BLOCK)
+        lowest, highest = np.empty(count, np.float32), np.empty(count, np.float32)
         scratch = scratch_for(CHUNK)
         for start in range(0, flat.size, CHUNK):
             blocks = slice(start // BLOCK, (start + CHUNK) // BLOCK)

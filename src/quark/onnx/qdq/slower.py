@@ -202,12 +202,12 @@ def _node_times(node: ir.Node) -> tuple[float, float]:
 
 def _kind(node: ir.Node) -> tuple[str, float]:
     """The row of a node, and its products."""
-    made = _elements(node.outputs[0]) or 0
+    made = _elements(node.outputs[0]) or 0.0
     if node.op_type in ("Conv", "ConvTranspose") and node.inputs[1] is not None:
         shape, group = _sizes(node.inputs[1]) or [_TOGETHER, 1], int_attribute(node, "group", 1)
         products = float(made * math.prod(shape[1:]))
         if node.op_type == "ConvTranspose":
-            return "Conv", float((_elements(node.inputs[0]) or 0) * math.prod(shape[1:]))
+            return "Conv", float((_elements(node.inputs[0]) or 0.0) * math.prod(shape[1:]))
         return convolution(shape, group, products)
     if node.op_type in ("MatMul", "Gemm") and node.inputs[1] is not None:
         depth = (_sizes(node.inputs[0]) or [1])[-1]
@@ -273,7 +273,7 @@ def _units(graph: Sequence[ir.Node], members: set[ir.Node]) -> list[_Unit]:
                 units.append(whole[norm])
             unit, float_time, integer_time = whole[norm], 0.0, integer_time
         elif gate is not None and gate in of_node and of_node[gate].nodes == [gate]:
-            unit, elements = of_node[gate], _elements(node.outputs[0]) or 0
+            unit, elements = of_node[gate], _elements(node.outputs[0]) or 0.0
             unit.float_time, unit.integer_time = _time("SiLU", "float", elements), _time("SiLU", "integer", elements)
             float_time = integer_time = 0.0
         elif before in of_node:
@@ -322,7 +322,7 @@ def _norm(node: ir.Node) -> list[ir.Node]:
 def _norm_unit(norm: Sequence[ir.Node], members: set[ir.Node]) -> _Unit:
     """A normalization: one kernel in float; in integers the times of the members are added, the others stay apart."""
     apart = sum(_node_times(node)[0] for node in norm if node not in members)
-    return _Unit([], _time("LayerNormalization", "float", _elements(norm[0].outputs[0]) or 0), apart)
+    return _Unit([], _time("LayerNormalization", "float", _elements(norm[0].outputs[0]) or 0.0), apart)
 
 
 def _gate(node: ir.Node) -> ir.Node | None:

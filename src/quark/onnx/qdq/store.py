@@ -104,7 +104,7 @@ def _beside(item: QuantizedTensor, values: np.ndarray, op_type: str) -> tuple[li
         kept = item.parameters.add(values.reshape(granularity.grid(shape)), name)
         gather = item.node("Gather", [kept, index], {"axis": axis}, kind=f"{op_type}_Gather")
         return [gather], gather.outputs[0]
-    axis = axis_of(item.tensor).get("axis", 0)
+    axis = axis_of(item.tensor)["axis"]
     others = [k for k in range(len(shape)) if k != axis]
     return [], item.parameters.add(np.expand_dims(values.reshape(-1), others), name)
 

@@ -10,6 +10,7 @@ from typing import Any
 from quark.algorithms.names import ONNX, parted
 from quark.algorithms.own import OWN
 from quark.errors import ConfigError, unknown
+from quark.files.untrusted import parse_yaml
 from quark.onnx.quantization.config.algorithm import (
     ALGO_NAME_TO_CLASS,
     AdaQuantConfig,
@@ -67,9 +68,9 @@ def _settings(text: str, told: str) -> dict[str, Any]:
     pairs = [part.partition("=") for part in told.split(",")]
     if any(not sign or not value for _, sign, value in pairs):
         raise ConfigError(f"--algorithm {text!r}: write settings as in adaround:num_iterations=100,early_stop=false")
-    import yaml
-
-    return {name.strip(): yaml.safe_load(value) for name, _, value in pairs}
+    return {
+        name.strip(): parse_yaml(value, f"--algorithm {text!r}: the value {value!r:.80}") for name, _, value in pairs
+    }
 
 
 def split(candidate: str) -> tuple[str, tuple[str, ...]]:
