@@ -13,10 +13,10 @@ class Plain(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """A node that is written where it stands, of the type that it looks like."""
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent):
+        event: Any = self.peek_event()
+        if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError(f"line {event.start_mark.line + 1}: aliases (*{event.anchor}) are not read")
-        if getattr(event, "tag", None) is not None:
+        if getattr(event, "tag", None):
             raise yaml.YAMLError(f"line {event.start_mark.line + 1}: tags ({event.tag}) are not read")
         return super().compose_node(parent, index)
 
