@@ -19,6 +19,7 @@ from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor
 from quark.torch import ModelQuantizer
 from quark.torch.export import (
+    card,
     custom_modes,
     decoded,
     described,
@@ -38,6 +39,7 @@ from quark.torch.fake_quantize import FakeQuantize
 from quark.torch.quantization.config.config import (
     FP8E4M3PerGroupSpec,
     FP8E4M3PerTensorSpec,
+    Int4PerGroupSpec,
     Int8PerTensorSpec,
     QConfig,
     QLayerConfig,
@@ -303,3 +305,59 @@ def test_experts_of_a_layer_are_one_tensor(count: int) -> None:
     assert (found.kind, found.shape) == ("F32", (count, 4, 2))
     data, values = found.make()
     assert data[:, 0, 0].tolist() == list(range(count)) and (values() == data + 0.5).all()
+
+
+# ---- what is read back, and by which rule ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "roles"), [
+    ("awq", {"qweight", "qzeros", "scales"}), ("gptq", {"qweight", "qzeros", "scales", "g_idx"}),
+    ("fp8", {"weight", "weight_scale"}), ("modelopt", {"weight", "weight_scale"}), ("other", None),
+])  # fmt: skip
+def test_every_layer_of_a_mode_is_read_back(mode: str, roles: set[str] | None) -> None:
+    layer = QLayerConfig(weight=FP8E4M3PerTensorSpec().to_quantization_spec())
+    model = ModelQuantizer(QConfig(layer)).quantize_model(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
+    names: Any = SimpleNamespace(layer=lambda name: f"m.{name}")
+    found = custom_modes.foreign(model, names, {"quant_method": mode, "bits": 4, "quant_algo": "FP8"})
+    assert set(found) == (set() if roles is None else {"0", "1"})
+    for name, one in found.items():
+        assert one.parts == {role: f"m.{name}.{role}" for role in roles or ()} and one.exact is (mode != "modelopt")
+
+
+@pytest.mark.parametrize(("shape", "fits"), [((16, 12), True), ((12, 16), False)])
+def test_codes_of_awq_fill_words_along_the_outputs(shape: tuple[int, int], fits: bool) -> None:
+    layouts: Any = {"fc.weight": SimpleNamespace(shape=shape)}
+    config = QConfig(QLayerConfig(weight=Int4PerGroupSpec(-1, 4).to_quantization_spec()))
+    with nullcontext() if fits else pytest.raises(ConfigError, match="has 12 outputs"):
+        custom_modes.custom_items(nn.Identity(), [], layouts, "awq", config)
+
+
+@pytest.mark.parametrize("coded", BOTH)
+def test_codes_of_q4_1_may_lose_more(coded: bool) -> None:
+    entry = gguf_tensors.GGUFTensor("t", "Q4_1", (1, 32), lambda: None, coded)  # type: ignore[arg-type, return-value]
+    ones = np.ones((1, 32), np.float32)
+    assert (entry.beyond(ones, 30 * ones) == 0) is coded
+    other = gguf_tensors.GGUFTensor("t", "Q8_0", (1, 32), lambda: None, True)  # type: ignore[arg-type, return-value]
+    assert other.beyond(ones, 30 * ones) == 32
+
+
+def test_of_a_large_tensor_whole_blocks_are_compared() -> None:
+    """Also where the bytes of a block would divide its numbers, too: 34 of Q8_0."""
+    gguf = pytest.importorskip("gguf")
+    values = np.random.default_rng(0).standard_normal((32, 2176)).astype(np.float32)
+    data = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    loss = gguf_tensors.FileLoss()
+    loss.add(gguf_tensors.GGUFTensor("t", "Q8_0", values.shape, lambda: None), data, values)  # type: ignore[arg-type, return-value]
+    assert 0 < loss.relative < 0.01
+
+
+def test_quotes_and_bars_in_the_name_of_a_folder_are_words() -> None:
+    assert card.in_a_line('a "b"|c\n<d>') == 'a "b"\\|c &lt;d&gt;'
+
+
+def test_files_in_folders_that_are_not_there_yet_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c.txt").write_text("it")
+    monkeypatch.setattr(model_files, "beside", lambda source: [source / "a" / "b" / "c.txt"])
+    model_files.copy_files(tmp_path, tmp_path / "out")
+    assert (tmp_path / "out" / "a" / "b" / "c.txt").read_text() == "it"

@@ -616,7 +616,9 @@ def test_values_of_a_fused_projection_have_a_name_of_their_own(fused: bool, monk
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("granularity", ["tensor", "channel", "other channel", "32", "64", "48", "long", "rows"])
+@pytest.mark.parametrize(
+    "granularity", ["tensor", "channel", "other channel", "32", "64", "48", "120", "long", "rows", "first of two"]
+)
 def test_weights_that_gguf_has_blocks_for(bits: int, granularity: str) -> None:
     from quark.torch.export.gguf_types import fits
 
@@ -627,10 +629,12 @@ def test_weights_that_gguf_has_blocks_for(bits: int, granularity: str) -> None:
         "32": GROUPS,
         "64": {**GROUPS, "group_size": 64},
         "48": {**GROUPS, "group_size": 48},
+        "120": {**GROUPS, "group_size": 120},
+        "first of two": {"qscheme": CHANNEL, "ch_axis": -2},
         "long": {**GROUPS, "group_size": 144},
         "rows": {**GROUPS, "ch_axis": 0},
     }[granularity]
-    whole = granularity in ("tensor", "channel", "32", "64", "long")
+    whole = granularity in ("tensor", "channel", "first of two", "32", "64", "long")
     for name, wide in ((f"int{bits}", False), (f"uint{bits}", bits == 8)):
         if name not in Dtype.__members__:
             continue
