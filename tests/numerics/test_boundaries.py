@@ -252,3 +252,17 @@ def test_one_number_and_columns_of_two_are_blocks_like_others(name: str) -> None
     assert np.array_equal(row.round(x, 0), row.round(np.ascontiguousarray(x.T), 1).T)
     one = np.float32(0.75)
     assert row.decode(row.encode(one)).tolist() == row.decode(row.encode(np.array([one]))).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "infinity", "nan"),
+    [
+        ("fp8_e4m3", 0x7F, 0x7F),  # no infinity: the code of NaN stands for it
+        ("fp8_e5m2", 0x7C, 0x7E),
+        ("float16", 0x7C00, 0x7E00),
+        ("bfloat16", 0x7F80, 0x7FC0),
+    ],
+)
+def test_codes_of_what_is_no_number(name: str, infinity: int, nan: int) -> None:
+    row: Any = ELEMENTS[name]
+    assert (row.infinity_code, row.nan_code) == (infinity, nan)

@@ -181,3 +181,20 @@ def test_rows_of_numbers_below_the_normal_ones_keep_their_range(small: float) ->
     rows = np.array([[small, -small, small / 2], [1.0, -0.5, 0.25]], np.float32)
     low, high = mse.search_rows(rows, TensorSpec("int8").grid)
     assert np.isfinite([low, high]).all() and (high >= rows.max(-1) / 2).all() and (high <= rows.max(-1) * 2).all()
+
+
+def test_of_zeros_there_are_no_magnitudes() -> None:
+    statistic = Histogram()
+    statistic.update(np.zeros(100, np.float32))
+    counts, width = entropy.magnitudes(statistic)
+    assert (counts.size, width) == (0, 0.0)
+
+
+def test_every_number_of_bins_is_judged_however_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    statistic, grid = Histogram(), TensorSpec("uint8").grid
+    statistic.update(np.random.default_rng(0).standard_normal(4000).astype(np.float32))
+    counts, width = entropy.magnitudes(statistic)
+    sizes = [200, 300, 512, 700]
+    whole = entropy.Divergences(statistic, grid, counts, width, True).at(sizes)
+    monkeypatch.setattr(entropy, "AT_ONCE", 1)
+    assert entropy.Divergences(statistic, grid, counts, width, True).at(sizes) == whole and list(whole) == sizes

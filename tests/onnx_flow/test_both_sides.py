@@ -187,6 +187,8 @@ def test_the_range_of_a_constant_is_that_of_its_values(values: list[float]) -> N
     tensor = TensorPlan("w", "weight", TensorSpec("int8"), "", "w")
     parameters._set_weight(plan, tensor, np.array(values, np.float32), False, None)
     assert [float(side) for side in plan.tensors["w"].range or ()] == [min(values), max(values)]
+    parameters._set_weight(plan, tensor, np.array(values, np.float32), False, (np.float32(-3), np.float32(3)))
+    assert [float(side) for side in plan.tensors["w"].range or ()] == ([-3, 3] if any(values) else [0, 0])
 
 
 @pytest.mark.parametrize(("scale", "zero", "expected"), [

@@ -332,8 +332,9 @@ class Float:
     @property
     def nan_code(self) -> int:
         """The code of a quiet NaN: all ones, or infinity with the top mantissa bit."""
-        ones = (1 << self.exponent_bits + self.mantissa_bits) - 1
-        return ones - (1 << self.mantissa_bits - 1) + 1 if self.has_infinity else ones
+        if self.has_infinity:
+            return self.infinity_code | 1 << self.mantissa_bits - 1
+        return (1 << self.exponent_bits + self.mantissa_bits) - 1
 
     def decode(self, codes: Array, zero_point: Array | None = None) -> Array:
         """float32 values of ``codes``."""

@@ -165,7 +165,7 @@ class Histogram:
         found = np.bincount(_places(flat, self._lowest(), self._mantissa, negative, scratch))
         for sign in range(-(-found.size // self._bins)):
             part = found[sign * self._bins : (sign + 1) * self._bins]
-            self._counts[sign][: part.size] += part if times == 1 else times * part
+            self._counts[sign][: part.size] += times * part
 
     def _lowest(self) -> int:
         """The biased exponent of the lowest octave with fine bins."""

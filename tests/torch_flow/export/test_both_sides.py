@@ -26,13 +26,16 @@ from quark.torch.export import (
     formats,
     gguf_bounds,
     gguf_tensors,
+    gguf_types,
     huggingface,
     loader,
     model_files,
     onnx_run,
     onnx_verify,
+    original,
     places,
     stored,
+    transformers_reads,
     verify,
 )
 from quark.torch.fake_quantize import FakeQuantize
@@ -361,3 +364,34 @@ def test_files_in_folders_that_are_not_there_yet_go_along(tmp_path: Path, monkey
     monkeypatch.setattr(model_files, "beside", lambda source: [source / "a" / "b" / "c.txt"])
     model_files.copy_files(tmp_path, tmp_path / "out")
     assert (tmp_path / "out" / "a" / "b" / "c.txt").read_text() == "it"
+
+
+def test_numbers_in_names_are_sorted_as_numbers() -> None:
+    names = ["b.10.w", "b.2.w", "b.x.w", "a.2.w", "b.2"]
+    assert sorted(names, key=original.natural) == ["a.2.w", "b.2", "b.2.w", "b.10.w", "b.x.w"]
+
+
+@pytest.mark.parametrize(("kinds", "fits"), [({"Q4_0"}, True), ({"Q4_0", "Q8_0"}, False), (set(), True)])
+def test_experts_of_a_layer_have_one_type(kinds: set[str], fits: bool) -> None:
+    with nullcontext() if fits else pytest.raises(ConfigError, match="have the types Q4_0, Q8_0"):
+        gguf_types.check_alike("experts", kinds)
+
+
+@pytest.mark.parametrize(("kind", "length", "fits"), [
+    ("F16", 33, True), ("F32", 1, True), ("Q8_0", 33, False), ("Q8_0", 64, True), ("Q4_K", 64, False),
+    ("Q4_K", 512, True),
+])  # fmt: skip
+def test_blocks_divide_the_rows_of_what_has_blocks(kind: str, length: int, fits: bool) -> None:
+    with nullcontext() if fits else pytest.raises(ConfigError, match=f"rows of {length} numbers"):
+        gguf_types.check_rows("w", kind, length)
+
+
+def test_windows_of_rows_have_a_scale_each_at_least() -> None:
+    """Four rows of 64 under eight scales: the one that they share."""
+    windows = decoded.Windows(64, ((0, 4), (32, 4), (60, 4)))
+    assert windows.cut(torch.arange(8)).tolist() == [0, 4, 7]
+    assert windows.cut(torch.arange(64)).tolist() == [*range(4), *range(32, 36), *range(60, 64)]
+
+
+def test_a_model_that_saw_all_its_axes_is_not_run_for_them() -> None:
+    assert transformers_reads.show_axes_of(nn.Linear(2, 2), nn.Linear(2, 2)) is False

@@ -89,7 +89,7 @@ def dynamic_nodes(model: ir.Model, plan: Plan) -> list[ir.Node]:
     """The LSTMs of a plan that compute in integers."""
     found = []
     for node in model.graph:
-        tensors = [plan.tensors.get(str(value.name)) for value in node.inputs[1:3] if value is not None]
+        tensors = [plan.tensors.get(name_of(input_at(node, position))) for position in _WEIGHTS]
         if node.op_type == "LSTM" and all(one is not None and _suits(one, node) for one in tensors):
             found.append(node)
     return found

@@ -186,10 +186,10 @@ def _node_times(node: ir.Node) -> tuple[float, float]:
     """Microseconds of a node in float and in integers."""
     read = [_elements(value) for value in node.inputs if slots.is_float(value) and not is_constant(value)]
     made = [_elements(value) for value in node.outputs]
-    if not read or None in read or None in made:
+    known = [one for one in (*read, *made) if one is not None]
+    if not read or len(known) < len(read) + len(made):
         return 0.0, 0.0
-    known = [one or 0 for one in (*read, *made)]
-    elements = max(*known, sum(known[: len(read)]) if node.op_type == "Concat" else 0)
+    elements = max(*known, sum(known[: len(read)])) if node.op_type == "Concat" else max(known)
     kind, products = _kind(node)
     if kind in COPIED:
         shape = _sizes(node.inputs[1]) or []
