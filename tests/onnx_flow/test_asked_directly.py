@@ -94,7 +94,8 @@ def test_axes_of_overridden_constants(shape: tuple[int, ...], axis: int, expecte
         with pytest.raises(ConfigError, match=expected):
             overrides._overridden(planned("w", "weight"), Override(axis=axis), value)
         return
-    found = overrides._overridden(planned("w", "weight"), Override(axis=axis), value)
+    found = overrides._overridden(planned("w", "weight", observed=False), Override(axis=axis), value)
+    assert found.observed
     assert found.spec.granularity == Channel(expected)
 
 

@@ -479,6 +479,14 @@ def test_mul_and_add_are_one_kernel_where_asked() -> None:
         assert ("h" in plan.tensors) is not asked
 
 
+def test_blocks_between_a_kernel_and_its_activation_stay_unless_asked() -> None:
+    model = graph("float[1,2,4,4] x", "float[1,2,4,4] y", "[c] h = Conv(x, w) [n] y = Relu(h)", w=ones(2, 2, 1, 1))
+    for asked in (False, True):
+        plan = planned("x", "w", "y", h=TensorSpec("mxfp8_e4m3", granularity=Group(1, 32)))
+        fuse.drop_fused(model, plan, job("npu", RemoveFusedQDQ=asked))
+        assert ("h" in plan.tensors) is not asked
+
+
 def test_instance_normalization_is_fused_where_asked() -> None:
     text = "[c] h = InstanceNormalization(x, w, v) [n] y = Relu(h)"
     model = graph("float[1,2,4,4] x", "float[1,2,4,4] y", text, w=ones(2), v=ones(2))

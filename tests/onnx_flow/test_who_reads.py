@@ -36,6 +36,16 @@ def test_all_nodes_that_read_a_tensor_are_named() -> None:
     assert mine is not None and mine.name != "w" and plan.tensors[str(mine.name)].readers == frozenset(["n2"])
 
 
+def test_both_sides_of_a_product_are_activations_that_nobody_observes() -> None:
+    text = "g (float[2, 4] x, float[4, 4] w) => (float[2, 4] y) { y = MatMul (x, w) }"
+    model, plan = load(models.model(text, {}, 17)), Plan()
+    layer = LayerSpec(inputs=TensorSpec("uint8"), weight=TensorSpec("int8"))
+    dynamic._add(model.graph[0], layer, "asked", plan, model)
+    assert {name: (tensor.role, tensor.observed) for name, tensor in plan.tensors.items()} == dict.fromkeys(
+        "xw", ("activation", False)
+    )
+
+
 def test_members_with_other_types_form_groups_of_their_own() -> None:
     plan = Plan()
     types = {"a": "int8", "b": "int16", "c": "int8", "d": "int16"}
