@@ -178,3 +178,21 @@ def test_ends_and_counts_are_merged_and_stored_together() -> None:
 def test_every_value_is_counted_where_too_many_are_asked_for_or_nobody_knows_how_many_there_are() -> None:
     for settings in ({"samples": None}, {"samples": 3, "candidates": (90.0,)}, {"samples": 3, "keep": Memory}):
         assert not isinstance(outlined(**{"candidates": (99.99,), **settings}), Outlined)
+
+
+@pytest.mark.parametrize("count", [100, 511, 512, 513, 2000])
+def test_what_stands_for_itself_is_taken_out_of_the_counts_once(count: int) -> None:
+    """All values of a sign that has few of them; of others the largest 512, here several in a bin."""
+    values = np.random.default_rng(count).permutation(np.geomspace(0.01, 1e4, count)).astype(np.float32)
+    values[values > 3e3] = np.linspace(5000, 5001, int((values > 3e3).sum()), dtype=np.float32)
+    statistic = Sampled()
+    statistic.update(np.concatenate([values, -values[: count // 2], np.zeros(9, np.float32)]))
+    statistic._settle()
+    for counts, tail, size in zip(statistic._counts, statistic._tails, (count, count // 2), strict=True):
+        inside = statistic._without(counts, tail)
+        assert (inside >= 0).all() and (inside <= counts).all()
+        zeros = 9 if counts is statistic._counts[0] else 0  # they count as positive
+        assert inside.sum() == max(size - 512, 0) + zeros
+    again = Sampled()
+    again.merge(statistic)
+    assert not again._thinned
