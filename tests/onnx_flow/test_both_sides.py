@@ -263,7 +263,10 @@ def test_codes_reach_half_of_what_float32_does(share: float, expected: bool) -> 
         assert tables._is_faithful(table, TensorSpec("int8", granularity=Channel(0))) is expected
 
 
-@pytest.mark.parametrize(("side", "factor"), [(2, 1.0), (4, 1.0), (7, 49 * 21 / 2**10), (9, 81 * 101 / 2**13)])
+@pytest.mark.parametrize(
+    ("side", "factor"),
+    [(2, 1.0), (4, 1.0), (7, 49 * 21 / 2**10), (9, 81 * 101 / 2**13), (255, 65025 * 65 / 2**22), (256, 1.0)],
+)
 def test_what_a_pool_of_the_device_multiplies_by(side: int, factor: float) -> None:
     """The multiple of 2**-s nearest to one over the number of values, of up to six bits more than that has."""
     node = ir.node("AveragePool", [ir.Value(name="x")], attributes={"kernel_shape": [side, side]})
