@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from quark.cli import main
+from quark.cli.torch_refusals import TOKENIZER
 from quark.torch import LLMTemplate
 from quark.torch.export.api import import_model_from_safetensors
 from quark.torch.export.checkpoint import read_checkpoint
@@ -151,11 +153,43 @@ def test_a_model_that_does_not_run_on_tokens_is_told_in_a_sentence(kind: str, tm
     np.save(tmp_path / "ids.npy", np.full((2, 8), 5))
     before = sorted(tmp_path.iterdir())
     source, goal = ["--data", tmp_path / "ids.npy", "--seq-len", 8], ["-o", tmp_path / "out", "--scheme", "fp8"]
-    for words in (["quantize", *goal], ["quantize", *goal, "--no-check"], ["quantize-files", *goal], ["evaluate"]):
+    layers = ["-c", "int4_wo_32", "-c", "fp8"]
+    for words in (
+        *(["quantize", *goal], ["quantize", *goal, "--no-check"], ["quantize-files", *goal], ["evaluate"]),
+        *(["sensitivity", *layers], ["search", *layers, "-o", tmp_path / "plan.yaml", "--target", "kl<=1"]),
+    ):
         assert typed(words[0], tmp_path / "model", *words[1:], *source) == 1, words
         error = sentence(capsys)
-        assert re.search("token ids alone|decoder blocks|predicts no tokens", error), error
+        assert re.search("token ids alone|decoder blocks|predicts no tokens|does not run on sample 0", error), error
         assert sorted(tmp_path.iterdir()) == before, words
+    words = ["auto", tmp_path / "model", "-o", tmp_path / "out", "--for", "transformers", "--minutes", "1", *source]
+    assert main([str(word) for word in words]) == 1
+    assert "does not run on sample 0, {input_ids: int64 [1, 8]}" in sentence(capsys)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "words", [["quantize", "-o", "out", "--scheme", "fp8"], ["evaluate"], ["sensitivity", "-c", "fp8"]]
+)
+def test_text_without_a_tokenizer_is_refused_by_names(
+    words: list[str], folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quark.torch.language.load_tokenizer", lambda *_: pytest.fail("it is looked for by loading"))
+    (tmp_path / "bare").mkdir()
+    shutil.copy(folder / "model/config.json", tmp_path / "bare")
+    (tmp_path / "text.txt").write_text("words")
+    assert typed(words[0], tmp_path / "bare", *words[1:], "--data", tmp_path / "text.txt") == 1
+    assert "bare' holds no tokenizer" in sentence(capsys)
+
+
+def test_a_file_of_any_tokenizer_is_known_as_one() -> None:
+    """All that the tokenizers of transformers read."""
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+
+    kinds = {tokenizer_class_from_name(name) for name in {*TOKENIZER_MAPPING_NAMES.values()} if name}
+    files = {kind.__name__: [*getattr(kind, "vocab_files_names", {}).values()] for kind in kinds if kind}
+    unknown = {kind: names for kind, names in files.items() if names and not any(map(TOKENIZER.search, names))}
+    assert len(files) > 40 and not unknown
 
 
 @pytest.mark.parametrize("command", ["quantize", "quantize-files"])

@@ -90,7 +90,7 @@ def _data(request: Auto) -> Path:
         )
     if request.source.data is None:
         raise ConfigError("give a text or token ids with --data FILE")
-    check_data(request.source.data)
+    check_data(request.model, request.source.data)
     return request.source.data
 
 

@@ -23,7 +23,7 @@ def run(request: Evaluate) -> None:
         raise ConfigError("nothing to measure: give --data (perplexity), --metric FILE.py:FUNCTION, or both")
     check_folder(request.model)
     check_device(request.device)
-    check_data(request.data)
+    check_data(request.model, request.data)
     from quark.torch.language import first_windows, load_metric, load_model, load_tokenizer, perplexity, read_ids
 
     tokenizer = partial(load_tokenizer, request.model, request.trust_remote_code)

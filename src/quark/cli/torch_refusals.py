@@ -6,6 +6,7 @@ is checked again by those who know more.
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,9 @@ CACHES = {
     "int4_per_channel": True,
 }
 SAMPLED = tuple(row.torch for row in ROWS if row.torch and row.samples)  # algorithms that need samples
+TEXTS = (".txt", ".md")
+#: Names of files that a tokenizer may lie in, of all its kinds.
+TOKENIZER = re.compile(r"token|vocab|merges|spm|spiece|sentencepiece|bpe|byte_maps|\.model$", re.IGNORECASE)
 ALGORITHMS = tuple(name for row in ROWS if row.torch for name in (row.torch, row.onnx, *row.also) if name)
 FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "mxfp4", "gguf", "onnx")
 PROGRAMS = ("vllm", "transformers", "llama.cpp", "onnxruntime-genai")
@@ -95,15 +99,21 @@ def check_program(name: str | None) -> None:
         raise ConfigError(unknown("program", name, PROGRAMS))
 
 
-def check_data(*paths: Path | None) -> None:
-    """Refuse samples that are not there; None: none are given.
+def check_data(model: Path, *paths: Path | None) -> None:
+    """Refuse samples that are not there, and text for a folder without a tokenizer; None: none are given.
 
     Raises:
         DataError: their path.
+        ModelError: the folder of the model.
     """
     for path in paths:
         if path is not None and not path.exists():
             raise DataError(f"the data {str(path)!r} does not exist")
+        if path is not None and path.suffix in TEXTS and not any(TOKENIZER.search(one.name) for one in model.iterdir()):
+            raise ModelError(
+                f"the folder {str(model)!r} holds no tokenizer, which the text {str(path)!r} needs: copy that of the "
+                "original model, or give token ids (.npy, .npz); a model of pictures or sounds is quantized in Python"
+            )
 
 
 def check_folder(model: Path) -> None:

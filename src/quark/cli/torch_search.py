@@ -43,7 +43,7 @@ def given(request: TriedLayers) -> Path:
     check_device(request.device)
     if request.source.data is None:
         raise ConfigError("layers are tried on samples: give a text or token ids with --data FILE")
-    check_data(request.source.data)
+    check_data(request.model, request.source.data)
     for name in request.candidates:
         check_names(None if name == FLOAT else name.partition("+")[0], None, ())
     return request.source.data
@@ -105,7 +105,7 @@ def run_search(request: SearchLayers) -> None:
     data, wanted = given(request), replace(request.wanted, budget=request.wanted.budget or "size")
     check_one(wanted.target, wanted.limit, LANGUAGE)
     check_program(request.program)
-    check_data(wanted.eval_data)
+    check_data(request.model, wanted.eval_data)
     from quark.torch.config_file import schemes_of
     from quark.torch.export.formats import format_for
     from quark.torch.search import ASKED, save_plan, search

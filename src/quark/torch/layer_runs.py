@@ -27,13 +27,14 @@ from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from quark.dataclass import dataclass
-from quark.errors import DataError
+from quark.errors import DataError, QuarkError
 from quark.files.atomic import part_of
 from quark.measure.distance import Distance
 from quark.measure.outputs import Outputs
 from quark.measure.score import Score, groups_of
+from quark.reading import reason_of
 from quark.torch.algorithms.blocks import answering, find_blocks, first, record, without_cache
-from quark.torch.calibration import device_of, evaluating, run, to_device
+from quark.torch.calibration import NOT_RUN, described, device_of, evaluating, run, to_device
 from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import parts
 from quark.torch.first_input import first_input
@@ -112,16 +113,33 @@ def lay_out(model: nn.Module, samples: Sequence[Any], folder: Path) -> FloatOutp
     """Write the float outputs.
 
     Raises:
-        DataError: no samples.
+        DataError: no samples, or the model does not run on one.
     """
     if not samples:
         raise DataError("layers are tried on samples, and there are none")
     with running(model):
         for index, sample in enumerate(samples):
-            kept = output_of(model, sample).float().cpu().contiguous()
+            kept = _first_output(model, sample, index).float().cpu().contiguous()
             with part_of(folder / f"{index}.safetensors", SafetensorError) as part:
                 save_file({"output": kept}, part)
     return FloatOutputs(samples, folder)
+
+
+def _first_output(model: nn.Module, sample: Any, index: int) -> torch.Tensor:
+    """``output_of``, of a sample that nothing has run on before.
+
+    Raises:
+        DataError: the model does not run on it, or makes no output.
+    """
+    try:
+        return output_of(model, sample)
+    except QuarkError:
+        raise
+    except NOT_RUN as error:
+        raise DataError(
+            f"{type(model).__name__} does not run on sample {index}, {described(sample)} ({reason_of(error)}): in "
+            "Python, give samples that hold all of its inputs"
+        ) from error
 
 
 @contextmanager
