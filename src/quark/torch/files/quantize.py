@@ -65,7 +65,7 @@ from quark.torch.files.carried import (
 from quark.torch.files.changed import Changes, changed_model, homes
 from quark.torch.files.decision import CheckpointDecision, decide, quantizer_of
 from quark.torch.files.prequantized import as_float
-from quark.torch.files.skeleton import Skeleton, StoredSource
+from quark.torch.files.skeleton import Skeleton, StoredSource, named_type
 from quark.torch.files.static import activation_parameters, needs_samples, without_unreached
 from quark.torch.files.target import begin, finish, held
 from quark.torch.files.tuned import set_scales, tuned_weights
@@ -306,12 +306,6 @@ def in_type(checkpoint: Checkpoint, dtype: torch.dtype | None) -> Checkpoint:
         return checkpoint
     config = {key: value for key, value in checkpoint.config.items() if key != "torch_dtype"}
     return replace(checkpoint, config={**config, "dtype": str(dtype).removeprefix("torch.")}, dtype=dtype)
-
-
-def named_type(checkpoint: Checkpoint) -> torch.dtype | None:
-    """The type that the configuration names."""
-    named = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), None)
-    return named if isinstance(named, torch.dtype) else None
 
 
 def decoded_in_type(

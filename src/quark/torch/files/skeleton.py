@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from quark.torch.export.original import FileNames, names_of
 from quark.torch.files.fitting import check_counts, check_layers, check_types, left_behind, told
 from quark.torch.files.names import names_in_memory, renamed, renames_of
 
+HALVES = (torch.float16, torch.bfloat16)
 EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
 
 
@@ -143,7 +145,8 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
         outside = names_of(model)
     layers = {name: inside for inside, name in outside.layers.items()}
     names = names_in_memory(stored, together | set(model.state_dict()), renames, layers)
-    tensors = {names[name]: value for name, value in stored.items()}
+    wide = kept_wide(model, checkpoint.dtype or named_type(checkpoint))
+    tensors = {names[name]: as_held(names[name], value, wide) for name, value in stored.items()}
     stacked: dict[str, tuple[StoredSource, tuple[str, ...]]] = {}
     for name, (shape, views) in apart.items():
         if name in tensors:
@@ -157,6 +160,21 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     if not hasattr(model, "config"):
         add_layers(model, tensors)
     return Skeleton(model, tensors, stacked, outside)
+
+
+def kept_wide(model: nn.Module, dtype: torch.dtype | None) -> Callable[[str], object]:
+    """Whether transformers holds a tensor of a model of a half type in float32: router biases, for one."""
+    fields = {
+        torch.bfloat16: ("_keep_in_fp32_modules_strict",),
+        torch.float16: ("_keep_in_fp32_modules_strict", "_keep_in_fp32_modules"),
+    }.get(dtype or torch.float32, ())
+    patterns = {one for field in fields for one in getattr(model, field, None) or ()}
+    return re.compile("|".join(sorted(one.replace("*", ".*") for one in patterns)) or "(?!)").search
+
+
+def as_held(name: str, stored: StoredSource, wide: Callable[[str], object]) -> StoredSource:
+    """A tensor in the type that it has in memory, which is the file's unless it is ``wide`` there."""
+    return replace(stored, dtype=torch.float32) if stored.dtype in HALVES and wide(name) else stored
 
 
 def check_shapes(checkpoint: Checkpoint, model: nn.Module, tensors: Mapping[str, StoredSource]) -> None:
@@ -211,14 +229,20 @@ def shares(whole: StoredSource, shape: tuple[int, ...], views: Mapping[str, torc
     return found
 
 
+def named_type(checkpoint: Checkpoint) -> torch.dtype | None:
+    """The type that the configuration names."""
+    named = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), None)
+    return named if isinstance(named, torch.dtype) else None
+
+
 def as_named(checkpoint: Checkpoint, name: str, stored: torch.dtype) -> torch.dtype:
     """The type of ``config.json``, in which transformers reads a tensor of eight bits that no scale belongs to.
 
     Raises:
         ModelError: it names none.
     """
-    found = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), None)
-    if not isinstance(found, torch.dtype):
+    found = named_type(checkpoint)
+    if found is None:
         raise ModelError(f"{name!r} has the type {stored}, and config.json has no dtype that it is to be read in")
     return found
 
@@ -290,6 +314,9 @@ def architecture_of(
         with Unallocated() if buffers else torch.device("meta"):
             kernel = {"attn_implementation": "eager"} if eager else {}
             model: nn.Module = cls._from_config(config, dtype=dtype, **kernel)
+    wide = kept_wide(model, dtype)
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        value.data = value.data.float() if value.dtype in HALVES and wide(name) else value.data
     return emptied(model).eval()
 
 
