@@ -15,11 +15,11 @@ from tests.torch_flow.test_foreign import MIXES
 from torch import nn
 
 from quark.errors import QuarkError
-from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch import LLMTemplate, ModelQuantizer, export_onnx
 from quark.torch.export.before_work import check_before_work
 from quark.torch.export.compressed_tensors import check_before, export_compressed_tensors
 from quark.torch.export.write_as import config_for, export_as
-from quark.torch.quantization import QConfig
+from quark.torch.quantization import Int4PerGroupSpec, QConfig, QLayerConfig
 
 KINDS = ("mixtral", "gptj")
 MORE = ("llama", "qwen3_moe", "granitemoe", "gpt_neox", "t5", "jamba", "gpt2", "glm4_moe")
@@ -92,6 +92,30 @@ def test_adapters_that_are_not_merged_are_refused(format: str, tmp_path: Path) -
     ours = ModelQuantizer(config).quantize_model(model, [tiny.inputs_of(model)])
     said = outcome(lambda: export_as(ours, tmp_path / "m", format, tmp_path))
     assert said.startswith("'model.layers.1.self_attn.q_proj' (Adapter) is an adapter around a layer"), said
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_onnx_file_holds_adapters_that_are_not_merged(tmp_path: Path) -> None:
+    """A graph has a place for layers around others."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = nn.Sequential(Adapter(nn.Linear(64, 32)), nn.ReLU(), nn.Linear(32, 8)).eval()
+    config = QConfig(QLayerConfig(weight=Int4PerGroupSpec(-1, 32).to_quantization_spec()), exclude=["*lora*"])
+    ours, x = ModelQuantizer(config).quantize_model(model), torch.randn(3, 64)
+    export_onnx(ours, tmp_path, x, input_names=["x"])
+    (found,) = onnxruntime.InferenceSession(tmp_path / "quark_model.onnx").run(None, {"x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), ours(x), rtol=0, atol=1e-5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Adapter, "forward", lambda self, x: self.base_layer(x))
+        assert (ours(x) - torch.from_numpy(found)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_onnx_is_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Refused before the graph is traced; an imported model says the type of its values."""
+    config = QConfig(QLayerConfig(weight=Int4PerGroupSpec(-1, 32).to_quantization_spec()))
+    ours = ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(64, 32)).to(dtype))
+    said = outcome(lambda: export_onnx(ours, tmp_path / "m", torch.randn(3, 64)))
+    assert said == f"an ONNX file computes in float32, and '0.weight' is {dtype}: quantize model.float()"
     assert not (tmp_path / "m").exists()
 
 

@@ -58,7 +58,8 @@ def check_before_work(
         ModelError: a network or tokenizer that llama.cpp does not have, caches that onnxruntime-genai has not, or
             adapters that are not merged.
     """
-    check_merged(model)
+    if format != "onnx":  # whose graph holds layers around others
+        check_merged(model)
     holder = PROGRAMS[program].title if format == "quark" and program else f"the {FORMATS[format].title} format"
     if format != "quark" or program:
         refuse_algorithms(config, holder)

@@ -32,6 +32,7 @@ from quark.torch.export.onnx_marks import DOMAIN, Marked, marking, quantizers_of
 from quark.torch.export.onnx_run import answers_of, run_exported
 from quark.torch.export.onnx_verify import verify_weights
 from quark.torch.export.skeleton import compact_layers, unpack
+from quark.torch.export.stored import StoredTensor
 from quark.torch.rotated import refuse_to_export
 
 FILE = "quark_model.onnx"
@@ -81,6 +82,7 @@ def export_onnx(
     """
     config_of(model)
     refuse_to_export(model)
+    check_float32(model)
     if opset_version is not None and opset_version < OPSET:
         raise ConfigError(f"opset_version must be {OPSET} or later, not {opset_version}")
     if (Path(output_dir) / FILE).exists():
@@ -103,6 +105,19 @@ def export_onnx(
         if verify:
             verify_weights(folder / FILE, found, results, turned)
             run_exported(folder / FILE, traced, wanted)
+
+
+def check_float32(model: nn.Module) -> None:
+    """The model computes in float32: decoded weights do, and a graph has no type that both would be cast to.
+
+    Raises:
+        ConfigError: a tensor of another type.
+    """
+    types = {name: value.dtype for name, value in model.named_parameters() if value.is_floating_point()}
+    types |= {name: one.dtype for name, one in model.named_modules() if isinstance(one, StoredTensor)}
+    for name, dtype in types.items():
+        if dtype is not torch.float32 and dtype.itemsize > 1:
+            raise ConfigError(f"an ONNX file computes in float32, and {name!r} is {dtype}: quantize model.float()")
 
 
 def called_with(model: nn.Module, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
