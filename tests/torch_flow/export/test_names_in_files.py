@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from transformers.models.auto import modeling_auto
 
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors, language
 from quark.torch.export import card, model_files, original, places
@@ -79,10 +81,30 @@ def test_classes_have_the_name_that_their_checkpoints_have_on_the_hub(own: str, 
     """vLLM looks for that name, which differs from the class of transformers; both are known when a folder is read."""
     outside = model_files.HUB_NAMES[own]
     assert outside != own and outside.lower() == own.lower() and not hasattr(transformers, outside)
+    assert model_files.name_outside(own, None) == model_files.name_outside(own, [own]) == outside
+    tables = [table for name, table in vars(modeling_auto).items() if name.endswith("MAPPING_NAMES")]
+    assert not any(outside in str(list(table.values())) for table in tables), "a registry of transformers has it"
     assert model_files.class_named(outside) is model_files.class_named(own) is getattr(transformers, own)
     assert language._kind({"architectures": [outside]}) is language._kind({"architectures": [own]})
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [outside]}))
     assert card.loader_of(tmp_path) == ("AutoModelForCausalLM" if own.endswith("CausalLM") else own)
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "outside"),
+    [
+        ("LlamaForCausalLM", ["LLaMAForCausalLM"], "LLaMAForCausalLM"),
+        ("LlamaForCausalLM", ["MistralForCausalLM"], "LlamaForCausalLM"),
+        ("LlamaForCausalLM", [1, None], "LlamaForCausalLM"),
+        ("MptForCausalLM", ["MPTForCausalLM"], "MPTForCausalLM"),
+        ("PhimoeForCausalLM", ["PHIMOEForCausalLM"], "PHIMOEForCausalLM"),
+    ],
+)
+def test_a_class_is_spelled_as_its_source_spells_it(own: str, given: Any, outside: str) -> None:
+    """And found again, with no table of ours."""
+    assert model_files.name_outside(own, given) == outside
+    assert model_files.name_inside(outside) == own
+    assert model_files.name_inside("NoSuchForCausalLM") == "NoSuchForCausalLM"
 
 
 def test_phimoe_under_its_name_on_the_hub_is_quantized_from_files_and_read_again(tmp_path: Path) -> None:

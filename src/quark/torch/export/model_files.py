@@ -41,7 +41,8 @@ TEMPLATES = "additional_chat_templates"
 STAGES = "modules.json"  # of sentence-transformers: folders with pooling and the like, which have tensors of their own
 COPIED = 2**30  # bytes of a file that is copied along: a sparse one of a terabyte would fill the disk
 DIFFUSERS_STEM = "diffusion_pytorch_model"
-#: Classes of transformers that checkpoints on the hub, and vLLM, call otherwise.
+#: What the hub and vLLM call classes of transformers, for models whose own ``config.json`` does not tell (one that
+#: transformers saved): no registry of transformers has these names, since its mappings go from model types to classes.
 HUB_NAMES = {
     "PhimoeForCausalLM": "PhiMoEForCausalLM",
     "LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration",
@@ -49,8 +50,20 @@ HUB_NAMES = {
 
 
 def name_inside(name: str) -> str:
-    """The name in transformers of an entry of ``architectures``."""
-    return next((own for own, outside in HUB_NAMES.items() if outside == name), name)
+    """The name in transformers of an entry of ``architectures``, which may have other capitals."""
+    try:
+        import transformers
+    except ImportError:
+        return name
+    if hasattr(transformers, name):
+        return name
+    return next((known for known in dir(transformers) if known.lower() == name.lower()), name)
+
+
+def name_outside(own: str, given: Any) -> str:
+    """The entry of ``architectures`` for a class: as the source spells it, where that differs in capitals alone."""
+    listed = [name for name in given or () if isinstance(name, str) and name.lower() == own.lower()]
+    return next((name for name in listed if name != own), HUB_NAMES.get(own, own))
 
 
 def class_named(name: str) -> Any:
@@ -130,8 +143,7 @@ def config_of(model: nn.Module) -> dict[str, Any]:
     if not is_transformers(model):
         return {"architectures": [type(model).__name__]}
     config: Any = copy.deepcopy(model.config)
-    name = type(model).__name__
-    config.architectures = [HUB_NAMES.get(name, name)]
+    config.architectures = [name_outside(type(model).__name__, config.architectures)]
     config.dtype = str(float_dtype(model)).removeprefix("torch.")
     if is_untied(model):
         for part in (config, config.get_text_config()):
