@@ -14,12 +14,13 @@ from tests.onnx_flow.test_rules_directly import constant
 
 from quark.config.options import Options
 from quark.config.plan import NodePlan, Plan, TensorPlan
-from quark.config.tensor import TensorSpec
+from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import ModelQuantizer, QConfig
 from quark.onnx.npu import fixed_point, rules, simulate
 from quark.onnx.qdq import (
     angles,
+    biases,
     dynamic,
     emit,
     masks,
@@ -271,3 +272,27 @@ def test_what_a_pool_of_the_device_multiplies_by(side: int, factor: float) -> No
     """The multiple of 2**-s nearest to one over the number of values, of up to six bits more than that has."""
     node = ir.node("AveragePool", [ir.Value(name="x")], attributes={"kernel_shape": [side, side]})
     assert fixed_point.of_pool(node) == factor
+
+
+@pytest.mark.parametrize("reason", [slower.REASON, slower.TUNED, "it is excluded"])
+@pytest.mark.parametrize("left", [True, False])
+def test_all_is_float_where_nothing_is_left_that_is_faster_otherwise(reason: str, left: bool) -> None:
+    plan = Plan(nodes={"n": NodePlan("n", "Relu", False, reason)})
+    if not left:
+        plan.put(planned("x"))
+    assert slower.all_in_float(plan) is (left and reason != "it is excluded")
+
+
+@pytest.mark.parametrize("missing", ["inputs", "weight", "second input", "tensor", None])
+def test_a_bias_shares_the_scales_of_what_is_quantized(missing: str | None) -> None:
+    model = named("g (float[2, 4] x) => (float[2, 4] y) { y = Gemm (x, w, b) }", {
+        "w": models.normal(4, 4), "b": models.normal(4)})  # fmt: skip
+    node, plan = model.graph[0], Plan()
+    specs = {name: None if name == missing else TensorSpec("int8") for name in ("inputs", "weight")}
+    if missing != "tensor":
+        plan.put(planned("w", "weight"))
+    weight, bias = node.inputs[1], node.inputs[2]
+    if missing == "second input":
+        node.replace_input_with(1, None)
+    found = biases.shared_scale(node, LayerSpec(**specs), bias, plan)  # type: ignore[arg-type]
+    assert found is (weight if missing is None else None)

@@ -16,6 +16,7 @@ from tests.onnx_flow import models
 from torch import nn
 
 from quark.errors import ConfigError, ModelError
+from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor
 from quark.torch import ModelQuantizer
 from quark.torch.export import (
@@ -30,6 +31,7 @@ from quark.torch.export import (
     huggingface,
     loader,
     model_files,
+    onnx_nodes,
     onnx_run,
     onnx_verify,
     original,
@@ -395,3 +397,18 @@ def test_windows_of_rows_have_a_scale_each_at_least() -> None:
 
 def test_a_model_that_saw_all_its_axes_is_not_run_for_them() -> None:
     assert transformers_reads.show_axes_of(nn.Linear(2, 2), nn.Linear(2, 2)) is False
+
+
+def test_files_beside_a_model_come_in_order(tmp_path: Path) -> None:
+    names = [f"{letter}.json" for letter in "hcbgadfe"]
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    assert [path.name for path in model_files.beside(tmp_path)] == sorted(names)
+
+
+@pytest.mark.parametrize(("name", "zeros", "expected", "kind"), [
+    ("int8", [-3, 5], [125, 133], "uint8"), ("int8", [0, 0], [0, 0], "int8"), ("uint8", [3, 5], [3, 5], "uint8"),
+])  # fmt: skip
+def test_zero_points_with_a_sign_move_by_128(name: str, zeros: list[int], expected: list[int], kind: str) -> None:
+    moved, row = onnx_nodes.movable(torch.tensor(zeros, dtype=torch.int8), ELEMENTS[name])
+    assert moved.tolist() == expected and row.name == kind
