@@ -12,6 +12,7 @@ import pytest
 from quark.errors import ConfigError, DataError
 from quark.numerics import ggml, ggml_fit
 from quark.numerics.affine import Grid
+from quark.numerics.array import reaches
 from quark.numerics.blocks import BLOCKS, Block, named
 from quark.numerics.elements import ELEMENTS, Float, Int
 from quark.numerics.formats import FORMATS, register_format, unregister_format
@@ -266,3 +267,8 @@ def test_one_number_and_columns_of_two_are_blocks_like_others(name: str) -> None
 def test_codes_of_what_is_no_number(name: str, infinity: int, nan: int) -> None:
     row: Any = ELEMENTS[name]
     assert (row.infinity_code, row.nan_code) == (infinity, nan)
+
+
+@pytest.mark.parametrize(("values", "expected"), [([1, 5], True), ([1, 6], True), ([1, 4], False), ([], False)])
+def test_a_limit_is_reached_where_a_value_equals_it(values: list[int], expected: bool) -> None:
+    assert reaches(np.array(values, np.int32), 5) is expected

@@ -108,7 +108,7 @@ def weight_files(folder: Path) -> dict[str, tuple[str, ...]]:
         raise ModelError(f"{str(folder)!r} has {len(indexes)} indexes ({names})")
     if indexes:
         return indexed_files(folder, indexes[0])
-    files = sorted(folder.glob(f"*{SUFFIX}"))
+    files = list(folder.glob(f"*{SUFFIX}"))
     if len(files) != 1:
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         hint = f"; {', '.join(pickles)} may hold pickled weights, which are never loaded" if pickles else ""

@@ -121,13 +121,14 @@ def misplaced(model: nn.Module, written: set[str]) -> str | None:
     if not written:
         return None
     places = [name for name, module in model.named_modules() if is_cached_attention_module(module)]
-    asked = {f"{name}.{role}_scale" for name in places for role in "kv"}
-    if lost := sorted(written - asked):
+    asked = {
+        f"{name}.{role}_scale": hasattr(model.get_submodule(name), f"{role}_scale") for name in places for role in "kv"
+    }
+    if lost := sorted(written - asked.keys()):
         return f"it has no place for {lost[0]!r}, and leaves that cache float"
-    owned = ((name, *name.rpartition(".")[::2]) for name in sorted(asked))
-    if taken := next((name for name, path, key in owned if hasattr(model.get_submodule(path), key)), None):
+    if taken := next((name for name, own in asked.items() if own), None):
         return f"it puts a scale in the place of the model's own {taken!r}, and answers otherwise"
-    if lost := sorted(asked - written):
+    if lost := sorted(asked.keys() - written):
         return f"it quantizes every cache, and has no scale for {lost[0]!r}"
     if other := next(filter(None, (reader_inside(model, name) for name in places)), None):
         return f"it lets go of the cache (QuantizedKVCache.update) before {other!r} reads it too, and breaks off"

@@ -109,10 +109,11 @@ def activation(nodes: Nodes, part: FakeQuantize, x: str) -> str:
     axis = part.granularity.axis if isinstance(part.granularity, Channel) else 0
     found = ready_scale(nodes, part)
     if row.onnx_type in ACTIVATIONS:
-        scale, zero = parameters(nodes, found, *movable(known(part.zero_point, "a zero point"), row))
+        points, row = movable(known(part.zero_point, "a zero point"), row)
+        scale, zero = parameters(nodes, found, points, row)
         q = nodes.op("QuantizeLinear", [x, scale, zero], axis=axis)
-        bare = row.onnx_type == "INT8" and not known(part.zero_point, "a zero point").any()
-        return nodes.op("DequantizeLinear", [q, scale] if bare else [q, scale, zero], axis=axis)  # see movable
+        bare = row.onnx_type == "INT8"  # all zero points are 0
+        return nodes.op("DequantizeLinear", [q, scale] if bare else [q, scale, zero], axis=axis)
     scale = nodes.constant("scale", array(found).astype(np.float32))
     zeros = np.zeros(tuple(found.shape), np.int32) if part.zero_point is None else array(part.zero_point)
     zero = nodes.constant("zero_point", zeros.astype(np.int32))
