@@ -272,3 +272,11 @@ def test_codes_of_what_is_no_number(name: str, infinity: int, nan: int) -> None:
 @pytest.mark.parametrize(("values", "expected"), [([1, 5], True), ([1, 6], True), ([1, 4], False), ([], False)])
 def test_a_limit_is_reached_where_a_value_equals_it(values: list[int], expected: bool) -> None:
     assert reaches(np.array(values, np.int32), 5) is expected
+
+
+@pytest.mark.parametrize("name", [name for name, row in ELEMENTS.items() if isinstance(row, Float)])
+@pytest.mark.parametrize("rule", ["half_even", "half_up", "floor"])
+def test_zero_keeps_its_sign_where_the_format_has_one(name: str, rule: Any) -> None:
+    row: Any = ELEMENTS[name]
+    found = row.round(np.array([-0.0, 0.0], np.float32), rule)
+    assert found.tolist() == [0, 0] and np.signbit(found).tolist() == [row.signed, False]

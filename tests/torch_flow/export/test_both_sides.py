@@ -36,6 +36,7 @@ from quark.torch.export import (
     onnx_verify,
     original,
     places,
+    shards,
     stored,
     transformers_reads,
     verify,
@@ -412,3 +413,9 @@ def test_files_beside_a_model_come_in_order(tmp_path: Path) -> None:
 def test_zero_points_with_a_sign_move_by_128(name: str, zeros: list[int], expected: list[int], kind: str) -> None:
     moved, row = onnx_nodes.movable(torch.tensor(zeros, dtype=torch.int8), ELEMENTS[name])
     assert moved.tolist() == expected and row.name == kind
+
+
+@pytest.mark.parametrize("claimed", [0, 2, 3, 2**32, 2**63])
+def test_a_file_whose_header_is_longer_than_it_is_cut_off(claimed: int, tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(claimed.to_bytes(8, "little") + b"{}")
+    assert shards.is_whole(tmp_path / "m.safetensors") is (claimed == 2)

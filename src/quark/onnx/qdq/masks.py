@@ -48,7 +48,7 @@ def reads_mask(node: ir.Node) -> bool:
     if node.op_type in _PUTS_IN:
         return any(is_mask(_constant_behind(value)) for value in node.inputs)
     numbers = _constant_behind(node.inputs[0]) if node.op_type in MOVES_VALUES and node.inputs else _NOTHING
-    return is_mask(numbers) and bool(np.isinf(numbers).any() or numbers.min() != numbers.max())
+    return is_mask(numbers) and bool(numbers.min() != numbers.max() or np.isinf(numbers.max()))
 
 
 def _constant_behind(value: ir.Value | None) -> np.ndarray:
