@@ -198,3 +198,12 @@ def test_every_number_of_bins_is_judged_however_many_at_a_time(monkeypatch: pyte
     whole = entropy.Divergences(statistic, grid, counts, width, True).at(sizes)
     monkeypatch.setattr(entropy, "AT_ONCE", 1)
     assert entropy.Divergences(statistic, grid, counts, width, True).at(sizes) == whole and list(whole) == sizes
+
+
+@pytest.mark.parametrize(("mine", "its"), [(5, 3), (3, 5)])
+def test_what_is_gone_of_either_part_is_gone_of_the_whole(mine: float, its: float) -> None:
+    parts = Tails(0.25, 2), Tails(0.25, 2)
+    for part, gone in zip(parts, (mine, its), strict=True):
+        part._high.gone, part._low.gone = np.float32(gone), np.float32(gone + 1)
+    parts[0].merge(parts[1])
+    assert (parts[0]._high.gone, parts[0]._low.gone) == (5, 6)

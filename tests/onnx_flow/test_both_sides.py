@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.onnx_flow.test_rules_directly import constant
 from quark.config.options import Options
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.errors import ModelError
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import ModelQuantizer, QConfig
 from quark.onnx.npu import fixed_point, rules, simulate
@@ -296,3 +298,27 @@ def test_a_bias_shares_the_scales_of_what_is_quantized(missing: str | None) -> N
         node.replace_input_with(1, None)
     found = biases.shared_scale(node, LayerSpec(**specs), bias, plan)  # type: ignore[arg-type]
     assert found is (weight if missing is None else None)
+
+
+@pytest.mark.parametrize("channels", [True, False])
+def test_a_bias_has_the_product_of_scales_and_no_zero_point(channels: bool) -> None:
+    plan = Plan()
+    step = np.array([0.5, 0.25], np.float32) if channels else np.float32(0.5)
+    plan.put(planned("x", scale=np.float32(0.5), zero_point=np.int32(3)))
+    plan.put(planned("w", "weight", scale=step, zero_point=np.zeros(np.shape(step), np.int32)))
+    bias = TensorPlan("b", "bias", TensorSpec("int32"), "", "b", bias_of=("x", "w"))
+    parameters._set_bias(plan, bias, np.array([1.0, 2.0], np.float32))
+    found = plan.tensors["b"]
+    assert np.asarray(found.zero_point).tolist() == np.zeros(np.shape(found.scale)).tolist()
+    assert (np.asarray(found.scale) == 0.5 * step).all()
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf, None])
+def test_one_number_that_is_none_makes_a_weight_of_4_bits_refused(broken: float | None) -> None:
+    weight = models.normal(64, 8)
+    if broken is not None:
+        weight[40, 3] = broken
+    proto = models.model("g (float[2, 64] x) => (float[2, 8] y) { y = MatMul (x, w) }", {"w": weight}, 17)
+    config = QConfig.get_default_config("MATMUL_NBITS")
+    with nullcontext() if broken is None else pytest.raises(ModelError, match="'w' holds NaN or infinity"):
+        ModelQuantizer(config).quantize_model(proto, None, None)

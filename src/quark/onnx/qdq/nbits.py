@@ -140,9 +140,9 @@ def _write(model: ir.Model, names: Names, plan: Plan, weight: ir.Value, nbits: N
     """Codes, scales and zero points of one weight as initializers; the float values are let go."""
     source = tensor_of(weight)
     values = source.numpy()
-    blocks = _blocks(values if rows else values.T, nbits, plan.tensors[name_of(weight)])
-    if not np.isfinite(blocks.scales).all():
+    if not np.isfinite(values).all():
         raise ModelError(f"the constant {weight.name!r} holds NaN or infinity; such a weight cannot be quantized")
+    blocks = _blocks(values if rows else values.T, nbits, plan.tensors[name_of(weight)])
     tensor = plan.tensors[name_of(weight)]
     del values
     let_go(source)
