@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -280,3 +281,10 @@ def test_zero_keeps_its_sign_where_the_format_has_one(name: str, rule: Any) -> N
     row: Any = ELEMENTS[name]
     found = row.round(np.array([-0.0, 0.0], np.float32), rule)
     assert found.tolist() == [0, 0] and np.signbit(found).tolist() == [row.signed, False]
+
+
+@pytest.mark.parametrize(("axis", "works"), [(-1, True), (1, True), (0, False), (-2, False)])
+def test_blocks_of_ggml_run_along_the_last_axis_by_either_number(axis: int, works: bool) -> None:
+    row, x = GGML["q8_0"], np.ones((32, 32), np.float32)
+    with nullcontext() if works else pytest.raises(ConfigError, match="along the last axis"):
+        assert row.rows(x, axis).shape == x.shape
