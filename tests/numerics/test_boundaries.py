@@ -19,6 +19,7 @@ from quark.numerics.elements import ELEMENTS, Float, Int
 from quark.numerics.formats import FORMATS, register_format, unregister_format
 from quark.numerics.ggml import GGML
 from quark.numerics.granularity import Group
+from quark.numerics.packing import unpack
 from quark.numerics.scales import of_format
 
 
@@ -288,3 +289,17 @@ def test_blocks_of_ggml_run_along_the_last_axis_by_either_number(axis: int, work
     row, x = GGML["q8_0"], np.ones((32, 32), np.float32)
     with nullcontext() if works else pytest.raises(ConfigError, match="along the last axis"):
         assert row.rows(x, axis).shape == x.shape
+
+
+@pytest.mark.parametrize(("bytes_", "count", "bits"), [(8, 8, 8), (1, 2, 4), (3, 8, 3), (7, 9, 6)])
+def test_codes_that_rows_are_too_short_for_are_refused(bytes_: int, count: int, bits: int) -> None:
+    row = np.zeros((1, bytes_), np.uint8)
+    assert unpack(row, bits, count).shape == (1, count)
+    with pytest.raises(ConfigError, match=f"{bytes_} bytes do not hold {count + 1} codes"):
+        unpack(row, bits, count + 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2])
+def test_a_group_has_one_number_at_least(size: int) -> None:
+    with nullcontext() if size else pytest.raises(ConfigError, match="must be 1 or more"):
+        assert Group(0, size).blocks((4, 3)) == (size, 1)

@@ -207,3 +207,34 @@ def test_what_is_gone_of_either_part_is_gone_of_the_whole(mine: float, its: floa
         part._high.gone, part._low.gone = np.float32(gone), np.float32(gone + 1)
     parts[0].merge(parts[1])
     assert (parts[0]._high.gone, parts[0]._low.gone) == (5, 6)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_ranges_of_values_of_one_sign_end_at_zero(sign: int) -> None:
+    """Of rows that have scales of their own, and of the values of a tensor."""
+    rows = sign * np.random.default_rng(1).uniform(0.1, 0.9, (3, 50)).astype(np.float32)
+    grid = TensorSpec("uint8", False).grid
+    low, high = mse.search_rows(rows, grid)
+    assert ((low if sign > 0 else high) == 0).all() and ((high if sign > 0 else -low) > 0.5).all()
+    statistic = SEARCHES["mse"].observe({})
+    statistic.update(rows.reshape(-1))
+    ends = SEARCHES["mse"].find(statistic, grid, {})
+    assert ends[0 if sign > 0 else 1] == 0 and abs(ends[1 if sign > 0 else 0]) < 1
+
+
+def test_the_zero_point_of_powers_of_two_is_the_middle_where_that_is_asked_for() -> None:
+    """Of rows, and of the values of a tensor."""
+    rows = np.random.default_rng(1).uniform(0, 0.9, (3, 50)).astype(np.float32)
+    grid, method = TensorSpec("uint8", False, scale_rule="power_of_two").grid, SEARCHES["mse"]
+    statistic = method.observe({})
+    statistic.update(rows)
+    for symmetric in (True, False):
+        low, _ = method.of_rows(rows, grid, {"symmetric": symmetric})
+        assert (low == (-1 if symmetric else 0)).all()
+        assert method.find(statistic, grid, {"symmetric": symmetric})[0] == (-1 if symmetric else 0)
+
+
+def test_ranges_of_symmetric_codes_are_symmetric() -> None:
+    rows = np.random.default_rng(2).exponential(1, (20, 50)).astype(np.float32)
+    low, high = mse.search_rows(rows, TensorSpec("int4").grid)
+    np.testing.assert_allclose(low, -high, rtol=1e-6)
