@@ -419,3 +419,26 @@ def test_zero_points_with_a_sign_move_by_128(name: str, zeros: list[int], expect
 def test_a_file_whose_header_is_longer_than_it_is_cut_off(claimed: int, tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(claimed.to_bytes(8, "little") + b"{}")
     assert shards.is_whole(tmp_path / "m.safetensors") is (claimed == 2)
+
+
+@pytest.mark.parametrize(("symmetric", "low", "high", "wasted"), [
+    (True, 0, 1.9, True), (True, -1.9, 0, True), (True, 0, 2.1, False), (True, -2.1, 0, False), (True, 0, 0, False),
+    (False, 0, 3.9, True), (False, 1, 3.9, True), (False, 0, 4.1, False), (False, -1, 3.1, False),
+    (False, -3.9, -1, True), (False, -4.1, -1, False),
+])  # fmt: skip
+@pytest.mark.parametrize(("columns", "size"), [(64, 32), (48, 32), (64, None)])
+def test_a_scale_at_the_smallest_of_float16_wastes_codes(
+    symmetric: bool, low: float, high: float, wasted: bool, columns: int, size: int | None, monkeypatch: Any
+) -> None:
+    """Four bits and a scale of half the smallest normal one: fewer than eight of the codes are used."""
+    smallest = gguf_tensors.SMALLEST
+    weights = torch.zeros(2, columns)
+    weights[1] = torch.linspace(low * smallest, high * smallest, 4).repeat(columns // 4)
+    layout: Any = SimpleNamespace(
+        shape=(2, columns), granularity=Channel(0) if size is None else Group(-1, size),
+        stage=SimpleNamespace(spec=SimpleNamespace(symmetric=symmetric)), element=SimpleNamespace(bits=4),
+    )  # fmt: skip
+    monkeypatch.setattr(gguf_tensors, "source_of", lambda layer: weights)
+    scale = torch.full(layout.granularity.parameter_shape((2, columns)), smallest / 2)
+    assert gguf_tensors.wastes_codes(nn.Identity(), scale, layout) is wasted  # type: ignore[arg-type]
+    assert not gguf_tensors.wastes_codes(nn.Identity(), scale * 2, layout)  # type: ignore[arg-type]

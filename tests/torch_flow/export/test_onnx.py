@@ -101,9 +101,11 @@ def test_activations(name: str, tmp_path: Path) -> None:
     model = ModelQuantizer(QConfig(ACTIVATIONS[name])).quantize_model(TwoLayers().eval(), data())
     expected = model(x).numpy()
     (tmp_path / "notes.txt").write_text("what lies beside a model stays")
-    export_onnx(model, tmp_path, x, input_names=["x"], dynamic_shapes=({0: torch.export.Dim("rows")}, None)[:1])
+    varies = ({0: torch.export.Dim("rows")},)
+    export_onnx(model, tmp_path, x, input_names=["x"], output_names=["y"], dynamic_shapes=varies)
     assert (tmp_path / "notes.txt").exists()
     run = session(tmp_path)
+    assert [value.name for value in run.get_outputs()] == ["y"]
     assert close(run.run(None, {"x": x.numpy()})[0], expected)
     more = torch.cat([x, data()[1]])
     assert close(run.run(None, {"x": more.numpy()})[0], model(more).numpy())
