@@ -294,6 +294,12 @@ class Options(BaseModel):
     )
     # 5 ---------------------------------------------------------------------------------------------------------------
     QuantizeBias: bool = _option(True, 5, "Quantize the biases of quantized Conv, ConvTranspose and Gemm nodes.")
+    BiasBehindMatMul: bool | None = _option(
+        None,
+        5,
+        "A constant that is added to the product of a MatMul is its bias: int32 with scale input x weight, and no Q/DQ "
+        "between the two. Default: yes for the CPU target. Takes 8-bit activations and weights.",
+    )
     Int32Bias: bool | None = _option(
         None,
         5,

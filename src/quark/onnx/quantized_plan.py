@@ -36,6 +36,7 @@ from quark.onnx.graph.quantized import (
     parameters,
 )
 from quark.onnx.graph.surgery import attribute, constant_array, input_at, int_attribute, is_constant
+from quark.onnx.qdq.biases import layer_of
 from quark.operators.block_operators import operator_of
 
 REASON = "the quantized model has it so"
@@ -277,7 +278,7 @@ def _readers(node: ir.Node, source: ir.Value) -> frozenset[str] | None:
 def _layer(node: ir.Node) -> tuple[str, str] | None:
     """The input and the weight of the node that adds a bias."""
     for reader in _quantized(node):
-        sources = [_source(value) for value in reader.inputs[:2]]
+        sources = [_source(value) for value in layer_of(reader).inputs[:2]]
         if all(sources):
             return str(sources[0]), str(sources[1])
     return None

@@ -141,6 +141,8 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     _feed_float(placement)
     outputs.leave_float(model, placement.plan, job)
     fuse.drop_fused(model, placement.plan, job)
+    if _suits_cpu(job, job.options.BiasBehindMatMul):
+        biases.join_added(model, placement.plan, job)
     fuse.drop_before_moves(model, placement.plan)
     outputs.leave_inputs(model, placement.plan, {name for name, found in decisions.items() if found.inputs})
     dual_pairs.pair_boundaries(model, placement.plan, job, decisions)

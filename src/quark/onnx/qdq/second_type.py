@@ -14,6 +14,7 @@ import onnx_ir as ir
 from quark.config.plan import NodePlan, Plan
 from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.graph.surgery import bypass, name_of
+from quark.onnx.qdq.biases import adders_of
 
 REASON = "it marks a change of type and is not in the written graph"
 
@@ -38,7 +39,7 @@ def hand_over(plan: Plan, value: ir.Value, copy: ir.Value, readers: Sequence[ir.
         for position, operand in enumerate(reader.inputs):
             if operand is value:
                 reader.replace_input_with(position, copy)
-    names, source = {reader.name for reader in readers}, name_of(value)
+    names, source = {adder.name for reader in readers for adder in adders_of(reader)}, name_of(value)
     for bias in plan.of_role("bias"):
         if bias.bias_of is not None and source in bias.bias_of and names & (bias.readers or frozenset()):
             scales = tuple(name_of(copy) if name == source else name for name in bias.bias_of)
