@@ -124,7 +124,9 @@ def test_a_constant_that_two_add_is_copied() -> None:
     proto.graph.output.append(onnx.helper.make_tensor_value_info("o", 1, [1, 6, OUT]))
     result = made(proto, "tokens")
     assert len(biases(result)) == 2 and result.proto is not None
-    for want, got in zip(models.run(proto, feeds("tokens")[5]), models.run(result.proto, feeds("tokens")[5])):
+    for want, got in zip(
+        models.run(proto, feeds("tokens")[5]), models.run(result.proto, feeds("tokens")[5]), strict=True
+    ):
         assert 10 * np.log10((want**2).sum() / ((want - got) ** 2).sum()) > 20
 
 
