@@ -166,7 +166,7 @@ def block_max(x: Array, axis: int) -> Array:
         return x.amax(dim=axis, keepdim=True)
     if axis not in (-1, x.ndim - 1):
         return x.max(axis=axis, keepdims=True)
-    while x.shape[-1] > 1 and x.shape[-1] % 2 == 0:  # halves are vectorised, NumPy's reduction of short rows is not
+    while x.shape[-1] and x.shape[-1] % 2 == 0:  # halves are vectorised, NumPy's reduction of short rows is not
         x = np.maximum(x[..., 0::2], x[..., 1::2])
     return x.max(axis=-1, keepdims=True)
 

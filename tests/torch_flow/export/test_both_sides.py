@@ -442,3 +442,18 @@ def test_a_scale_at_the_smallest_of_float16_wastes_codes(
     scale = torch.full(layout.granularity.parameter_shape((2, columns)), smallest / 2)
     assert gguf_tensors.wastes_codes(nn.Identity(), scale, layout) is wasted  # type: ignore[arg-type]
     assert not gguf_tensors.wastes_codes(nn.Identity(), scale * 2, layout)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [32, 48, 64])
+def test_one_group_that_wastes_its_codes_is_enough(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where groups divide the rows; where they do not, a row is looked at as a whole."""
+    smallest = gguf_tensors.SMALLEST
+    weights = torch.full((2, 64), smallest)
+    weights[:, 0] = 9 * smallest
+    layout: Any = SimpleNamespace(
+        shape=(2, 64), granularity=Group(-1, size),
+        stage=SimpleNamespace(spec=SimpleNamespace(symmetric=True)), element=SimpleNamespace(bits=4),
+    )  # fmt: skip
+    monkeypatch.setattr(gguf_tensors, "source_of", lambda layer: weights)
+    scale = torch.full(layout.granularity.parameter_shape((2, 64)), smallest / 2)
+    assert gguf_tensors.wastes_codes(nn.Identity(), scale, layout) is (size == 32)  # type: ignore[arg-type]
