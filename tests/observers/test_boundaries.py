@@ -158,6 +158,9 @@ def test_scales_of_powers_of_two_go_down_as_far_as_the_error_does(format: str) -
     wide, low, high = row.astype(np.float64), grid.format.min, grid.format.max
     tried = {2.0**k: np.square(wide - 2.0**k * np.clip(np.rint(wide / 2.0**k), low, high)).sum() for k in range(-9, 3)}
     assert scale == min(tried, key=tried.__getitem__) < float(grid.parameters(wide.min(), wide.max())[0]) / 8
+    beside = np.stack([row, np.sign(row) * (1 - np.float32(2.0**-7)), row])  # one whose best is the first looked at
+    ends = mse.search_rows(beside, grid)
+    assert [float(one) for one in grid.parameters(*ends)[0]][::2] == [scale, scale]
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -322,3 +322,22 @@ def test_one_number_that_is_none_makes_a_weight_of_4_bits_refused(broken: float 
     config = QConfig.get_default_config("MATMUL_NBITS")
     with nullcontext() if broken is None else pytest.raises(ModelError, match="'w' holds NaN or infinity"):
         ModelQuantizer(config).quantize_model(proto, None, None)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(3, True), (4, True), (5, False)])
+def test_masks_have_a_largest_size(size: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "_SIZE_LIMIT", 4)
+    value = constant(size)
+    value.const_value = ir.tensor(np.array([-1e9] + [0.0] * (size - 1), np.float32))
+    assert masks.reads_mask(ir.node("Add", [ir.Value(name="x"), value])) is expected
+
+
+@pytest.mark.parametrize(("options", "rank", "expected"), [
+    ({}, 0, False), ({}, 1, True), ({}, 2, True), ({"QuantizeAllOpTypes": True}, 0, True),
+    ({"NodesToQuantize": ["n"]}, 0, True), ({"OpTypesToQuantize": ["Relu"]}, 0, True),
+    ({"ExtraOpTypesToQuantize": ["Relu"]}, 0, True), ({"NodesToQuantize": ["m"]}, 0, False),
+])  # fmt: skip
+def test_what_a_configuration_names_is_asked_for(options: dict[str, Any], rank: int, expected: bool) -> None:
+    job = SimpleNamespace(options=Options(**options))
+    placement: Any = SimpleNamespace(job=job, decisions={"n": SimpleNamespace(rank=rank)})
+    assert place._asked_for(ir.node("Relu", [], name="n"), placement) is expected

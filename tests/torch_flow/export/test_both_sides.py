@@ -365,8 +365,16 @@ def test_files_in_folders_that_are_not_there_yet_go_along(tmp_path: Path, monkey
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c.txt").write_text("it")
     monkeypatch.setattr(model_files, "beside", lambda source: [source / "a" / "b" / "c.txt"])
+    monkeypatch.setattr(model_files, "is_copied", lambda path: False)
     model_files.copy_files(tmp_path, tmp_path / "out")
-    assert (tmp_path / "out" / "a" / "b" / "c.txt").read_text() == "it"
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(model_files, "is_copied", lambda path: True)
+    model_files.copy_files(tmp_path, tmp_path / "out")
+    goal = tmp_path / "out" / "a" / "b" / "c.txt"
+    assert goal.read_text() == "it"
+    goal.write_text("own")
+    model_files.copy_files(tmp_path, tmp_path / "out")
+    assert goal.read_text() == "own"
 
 
 def test_numbers_in_names_are_sorted_as_numbers() -> None:
