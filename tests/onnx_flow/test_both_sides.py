@@ -341,3 +341,23 @@ def test_what_a_configuration_names_is_asked_for(options: dict[str, Any], rank: 
     job = SimpleNamespace(options=Options(**options))
     placement: Any = SimpleNamespace(job=job, decisions={"n": SimpleNamespace(rank=rank)})
     assert place._asked_for(ir.node("Relu", [], name="n"), placement) is expected
+
+
+@pytest.mark.parametrize(("carrier", "reader", "below", "copied"), [
+    ("DequantizeLinear", "Conv", True, False), ("DequantizeLinear", "Transpose", True, True),
+    ("Transpose", "Conv", True, True), ("Transpose", "Conv", False, False),
+    ("DequantizeLinear", "Transpose", False, False),
+])  # fmt: skip
+def test_what_a_body_moves_or_reads_moved_is_a_copy(
+    carrier: str, reader: str, below: bool, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [ir.node("DequantizeLinear", [ir.Value(name="codes"), ir.Value(name="scale")])]
+    if carrier != "DequantizeLinear":
+        nodes.append(ir.node(carrier, nodes[0].outputs))
+    use = ir.node(reader, nodes[-1].outputs)
+    model: Any = SimpleNamespace(graph=ir.Graph([], [], nodes=[*nodes, *([] if below else [use])]))
+    body = ir.Graph([], [], nodes=[use] if below else [])
+    made: list[str] = []
+    monkeypatch.setattr(runtime_faults, "_copy", lambda graph, node, uses, names: made.append(node.op_type))
+    runtime_faults._put_copies(model, None)  # type: ignore[arg-type]
+    assert made == [carrier] * copied and len(body) == below

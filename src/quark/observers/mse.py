@@ -143,7 +143,7 @@ def unit_of(extremes: Span) -> np.ndarray | None:
     largest = np.maximum(-extremes[0], extremes[1])
     if ((largest == 0) | ((largest > SAFE[0]) & (largest < SAFE[1]))).all():
         return None
-    exponents = np.frexp(np.where(largest == 0, 1, largest))[1]
+    _, exponents = np.frexp(np.where(largest == 0, 1, largest))
     return np.asarray(np.ldexp(1.0, np.clip(-exponents, -126, 127))[:, None], np.float32)
 
 
