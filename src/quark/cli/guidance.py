@@ -88,8 +88,8 @@ FLAGS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"^global_quant_config: weight of '((?:.+\.)?(.+?))': group_size=(\d+) does not divide the (\d+) .*$",
-        r"--scheme: groups of \3 do not divide the \4 inputs of '\1'; take a scheme with smaller groups or whole rows, "
-        r"such as int4_wo_32 or int4_wo_per_channel, or give such layers another: --layer '*\2=int8_wo_per_channel'",
+        r"--scheme: groups of \3 do not divide the \4 inputs of '\1'; take a scheme of whole rows, "
+        r"such as int4_wo_per_channel, or give such layers another: --layer '*\2=int8_wo_per_channel'",
     ),
     (r" \(field extra_options\)", ""),
     (r"\bextra_options\b", "--set"),

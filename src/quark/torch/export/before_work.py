@@ -25,7 +25,7 @@ from quark.torch.export.layout import check_blocks
 from quark.torch.export.model_files import check_merged
 from quark.torch.export.skeleton import features_of, is_inside_attention
 from quark.torch.export.stacked_blocks import MODE, check_stacks
-from quark.torch.export.transformers_reads import without_values
+from quark.torch.export.transformers_reads import check_gguf, without_values
 from quark.torch.export.vllm_reads import check_for_vllm
 from quark.torch.matching import ACTIVATIONS, match
 from quark.torch.recurrent import unroll_recurrent
@@ -87,6 +87,8 @@ def check_format(model: nn.Module, config: QConfig, format: str, program: str | 
         check_layers(bare, config, format)
     if format == "gguf":
         gguf_model.check_before(bare, config, source)
+        if program == "transformers":
+            check_gguf(model, gguf_model.architecture_of(model.config.model_type).name)
     elif format == "onnx":
         from quark.torch.export import onnx_says  # which imports onnx
 
