@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from quark.torch.export.formats import ANY, EXPORT, FORMATS, PROGRAMS
 
 TABLE = Path(__file__).parents[1] / "src/quark/torch/export/format_table.tsv"
 TOKENS = 24
+OF_LAYER = re.compile(r"^(?:\S+ cannot hold '\S+': |'\S+' (?:is )?)")
 LENGTH = 150  # of an error in the table
 LIMIT = 0.02  # relative error of logits in bfloat16
 READS: dict[str, tuple[str, ...]] = {  # what a program opens at all
@@ -64,8 +66,8 @@ def keep(folder: Path, step: str, rows: list[tuple[str, str, str, bool, str]]) -
 
 
 def short(error: BaseException) -> str:
-    """An error in a line."""
-    text = " ".join(str(error).split())
+    """An error in a line, without the layer of this network that it names."""
+    text = OF_LAYER.sub("", " ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:LENGTH]}{'…' if len(text) > LENGTH else ''}"
 
 

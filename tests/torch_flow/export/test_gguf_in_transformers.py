@@ -37,8 +37,8 @@ MORE = [
 def test_transformers_answers_as_the_model_or_it_is_refused(
     name: str,
     more: dict[str, Any],
-    bpe: Path,
-    tmp_path: Path,  # noqa: F811
+    bpe: Path,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     model: Any = tiny.made(name, TYPES[name], {"vocab_size": 300, **more}).float().eval()
     config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel")
