@@ -255,9 +255,11 @@ def write(given: argparse.Namespace) -> None:
         away = [format for format in FORMATS if format in WHY[program]]
         lines += [f"{ANY}\t{format}\t{program}\tno\t{WHY[program][format]}" for format in away]
     first = 0 if given.schemes else 1
-    found_of = {tuple(line.split("\t")[first:3]) for line in lines}
-    kept = [line for line in before if tuple(line.split("\t")[first:3]) not in found_of]
-    TABLE.write_text("\n".join([head, *kept, *lines]) + "\n", encoding="utf-8")
+    found = {tuple(line.split("\t")[:3]): line for line in lines}
+    again = {key[first:] for key in found}
+    rows = {tuple(line.split("\t")[:3]): line for line in before}
+    kept = {key: line for key, line in rows.items() if key in found or key[first:] not in again}
+    TABLE.write_text("\n".join([head, *{**kept, **found}.values()]) + "\n", encoding="utf-8")
 
 
 STEPS: dict[str, Callable[[argparse.Namespace], None]] = {

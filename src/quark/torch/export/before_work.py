@@ -88,7 +88,7 @@ def check_format(model: nn.Module, config: QConfig, format: str, program: str | 
     if format == "gguf":
         gguf_model.check_before(bare, config, source)
         if program == "transformers":
-            check_gguf(model, gguf_model.architecture_of(model.config.model_type).name)
+            check_gguf(model)
     elif format == "onnx":
         from quark.torch.export import onnx_says  # which imports onnx
 

@@ -29,6 +29,7 @@ from quark.errors import ConfigError, QuarkError
 from quark.numerics.granularity import Token
 from quark.torch.calibration import device_of
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
+from quark.torch.export.gguf_architectures import architecture_of
 from quark.torch.export.model_files import float_dtype, is_untied
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of
 from quark.torch.export.stored import StoredScales
@@ -330,13 +331,12 @@ def initialized(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
             yield name, module, owner
 
 
-def check_gguf(model: Any, architecture: str) -> None:
+def check_gguf(model: Any) -> None:
     """Refuse what transformers makes another network of than the one that a GGUF file is of: it reads the entries of a
     table of its own, and all others are those that the class of the configuration starts with.
 
     Args:
         model: its tensors need no values.
-        architecture: of the file, in llama.cpp's words.
 
     Raises:
         ConfigError: a tensor that would be left out, or has another shape there, or an entry; the first is named.
@@ -345,6 +345,7 @@ def check_gguf(model: Any, architecture: str) -> None:
     from transformers.integrations import ggml
 
     config, model_type = model.config, str(model.config.model_type)
+    architecture = architecture_of(model_type).name
     kind = architecture if architecture == "llama" else model_type.removesuffix("_text")  # of Mistral's files too
     table: Mapping[str, Any] = ggml.GGUF_CONFIG_MAPPING
     if kind not in table or kind in BY_TENSORS:
