@@ -320,7 +320,7 @@ def test_who_shares_a_scale(granularity: Any, activation: bool, expected: str) -
 
 
 def part(row: Any, granularity: Any = None, symmetric: bool = True, dynamic: bool = False) -> Any:
-    spec = SimpleNamespace(symmetric=symmetric, dynamic=dynamic)
+    spec = SimpleNamespace(symmetric=symmetric, dynamic=dynamic, scale_rule="e4m3", narrow=True)
     return SimpleNamespace(stage=SimpleNamespace(format=row, spec=spec), granularity=granularity or Tensor())
 
 
@@ -350,6 +350,7 @@ def test_elements_of_compressed_tensors(
         "symmetric": symmetric and not name.startswith("u"),
         "dynamic": dynamic and not weight,
         "strategy": "tensor",
+        "observer_kwargs": {"quark": {"scale_rule": "e4m3", "narrow": True}},
     }
 
 
