@@ -111,3 +111,26 @@ def test_a_value_that_holds_itself_is_shown() -> None:
     one = _plain(ours)(1)
     one.name = one
     assert repr(one).endswith("Point(x=1, name=...)")
+
+
+def test_classes_of_users_inherit_as_from_those_of_the_standard_library() -> None:
+    """The page of own algorithms derives a frozen class by the standard library's own ``dataclass``."""
+
+    @ours(frozen=True)
+    class Ours:
+        a: int = 1
+
+    @dataclasses.dataclass(frozen=True)
+    class Theirs(Ours):
+        b: int = 2
+
+    @ours(frozen=True)
+    class Again(Theirs):
+        c: int = 3
+
+    assert (Theirs(3).a, Theirs(3).b, Again(b=5)) == (3, 2, Again(1, 5, 3))
+    for value in (Ours(), Theirs(), Again()):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            value.a = 4  # type: ignore[misc]
+    with pytest.raises(TypeError, match="cannot inherit non-frozen dataclass from a frozen one"):
+        dataclasses.dataclass(type("Loose", (Ours,), {"__annotations__": {}}))

@@ -142,4 +142,12 @@ else:
         """``dataclasses.dataclass``, of whose options it takes those that are used here."""
         if cls is None:
             return lambda cls: dataclass(cls, frozen=frozen, eq=eq, kw_only=kw_only)
-        return _complete(standard(cls, init=False, eq=False, repr=False, kw_only=kw_only), frozen, eq)
+        above = [one.__dataclass_params__ for one in cls.__mro__[1:] if "__dataclass_params__" in one.__dict__]
+        locked = [params for params in above if params.frozen]
+        for params in locked:  # the standard library would have this class locked its way
+            params.frozen = False
+        made = standard(cls, init=False, eq=False, repr=False, kw_only=kw_only)
+        for params in locked:
+            params.frozen = True
+        made.__dataclass_params__.frozen = frozen  # what classes of others that inherit from it go by
+        return _complete(made, frozen, eq)
