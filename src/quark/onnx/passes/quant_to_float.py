@@ -18,6 +18,7 @@ from quark.onnx.graph.session import open_session
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
+    all_nodes,
     constant_array,
     input_name,
     nodes_of,
@@ -41,8 +42,9 @@ def undoes(model: ir.Model, kinds: Iterable[str]) -> bool:
 def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
     inline_those_with(model, _QUANTIZED)
-    for graph in model.graphs():
-        lift_constant_nodes(graph)
+    if any(node.op_type in _QUANTIZED for node in all_nodes(model)):
+        for graph in model.graphs():
+            lift_constant_nodes(graph)
     report = remove_qdq.run(model)
     fired, refused = dynamic_to_float.run(model)
     fired, names = fired + report.fired, None
