@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -19,7 +19,7 @@ def _plain(dataclass: Callable[..., Any], **options: Any) -> type:
 
         x: int
         name: str = "a"
-        seen: list[int] = dataclasses.field(default_factory=list, compare=False, repr=False)
+        seen: list[Any] = dataclasses.field(default_factory=list, compare=False, repr=False)
 
     return Point
 
@@ -92,6 +92,7 @@ def _told(made: Callable[..., type], dataclass: Callable[..., Any], options: dic
         [field.name for field in dataclasses.fields(kind)],
         str(inspect.signature(kind)),
         inspect.get_annotations(kind.__init__),
+        get_type_hints(kind.__init__),
         kind.__init__.__qualname__,
         kind.__match_args__,
         _refusal(lambda: kind(1, "b")),

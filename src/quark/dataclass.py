@@ -10,6 +10,7 @@ Not handled: ``InitVar``, slots.
 from __future__ import annotations
 
 import reprlib
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, FrozenInstanceError, fields
 from dataclasses import dataclass as standard  # noqa: TID251
@@ -49,14 +50,19 @@ def _compiled(cls: type, frozen: bool) -> Callable[..., None]:
     taken = ["self", *(_parameter(one) for one in given if not one.kw_only), *["*"][: len(by_name)]]
     body = [_set(one, frozen) for one in every if one.init or one.default_factory is not MISSING]
     body += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
-    text = f"def __init__({', '.join([*taken, *map(_parameter, by_name)])}):\n " + "\n ".join(body or ["pass"])
-    names: dict[str, Any] = {"_factory": FACTORY, "_put": object.__setattr__, "__name__": cls.__module__}
-    names |= _defaults(every)
-    exec(text, names)  # noqa: S102 - names of fields alone, as the standard library does it
-    made = names["__init__"]
+    text = f"def __init__({', '.join([*taken, *map(_parameter, by_name)])}):\n  " + "\n  ".join(body or ["pass"])
+    given_by_name = {"_factory": FACTORY, "_put": object.__setattr__, **_defaults(every)}
+    found: dict[str, Any] = {}
+    # closed over, so that annotations are looked up in the module of the class, as those of any of its functions
+    exec(f"def made({', '.join(given_by_name)}):\n {text}\n return __init__", _globals(cls), found)  # noqa: S102
+    made = found["made"](**given_by_name)
     made.__qualname__ = f"{cls.__qualname__}.__init__"
     made.__annotations__ = {one.name: one.type for one in given} | {"return": None}
     return made
+
+
+def _globals(cls: type) -> dict[str, Any]:
+    return vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
 
 
 def _defaults(every: Iterable[Field[Any]]) -> dict[str, Any]:
