@@ -304,3 +304,30 @@ def test_a_head_of_its_own_is_read_whatever_the_configuration_says(format: str, 
     convert(tmp_path / "a", tmp_path / "b", "compressed-tensors", "vllm")
     for name in "ab":
         assert torch.allclose(logits(quantized_model(tmp_path / name)), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        *([], [1], 5, "float32", {"scale_rule": "float32"}, {"narrow": True}),
+        *({"scale_rule": rule, "narrow": True} for rule in ("no such", None, 5, ["float32"], {})),
+        *({"scale_rule": "float32", "narrow": narrow} for narrow in ("yes", 1.5, [True])),
+        {"scale_rule": "float32", "narrow": True, "more": 1},
+    ],
+    ids=str,
+)
+def test_what_a_folder_tells_beside_its_arguments_is_checked(told: Any, tmp_path: Path) -> None:
+    """The field is free in compressed-tensors: a stranger may have written it."""
+    model = llama(torch.float32)
+    config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel")
+    write(quantized(model, config), tmp_path / "a", "compressed-tensors")
+    path = tmp_path / "a/config.json"
+    words = json.loads(path.read_text())
+    for group in words["quantization_config"]["config_groups"].values():
+        group["weights"]["observer_kwargs"] = {"quark": told}
+    path.write_text(json.dumps(words))
+    with pytest.raises(ModelError, match="observer_kwargs"):
+        quantized_model(tmp_path / "a")
+    with pytest.raises(ModelError, match="observer_kwargs"):
+        dequantize_checkpoint(tmp_path / "a", tmp_path / "b")
+    assert not (tmp_path / "b").exists()

@@ -12,13 +12,14 @@ import torch
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
 from quark.numerics.packing import unpack
+from quark.numerics.scales import SCALE_RULES
 from quark.torch.config import schemes as known_schemes
 from quark.torch.config import specs
 from quark.torch.config.model import QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType, ScaleType
 from quark.torch.export.checkpoint import Checkpoint
-from quark.torch.export.decoded import OWN
+from quark.torch.export.decoded import OWN, OWN_FIELDS
 from quark.torch.files.skeleton import StoredSource
 
 Parts = dict[str, torch.Tensor]
@@ -201,9 +202,21 @@ def input_of_arguments(name: str, found: Any, scale: torch.dtype) -> Any:
 
 
 def told(found: Any) -> Mapping[str, Any]:
-    """What this package has written beside ``QuantizationArgs``; nothing in files of others."""
-    made: Mapping[str, Any] = (found.observer_kwargs or {}).get(OWN, {})
-    return made
+    """What this package has written beside ``QuantizationArgs``; nothing in files of others.
+
+    Raises:
+        ModelError: it is not what this package writes; anybody may write into ``observer_kwargs``.
+    """
+    own: Any = (found.observer_kwargs or {}).get(OWN)
+    if own is None:
+        return {}
+    fields = isinstance(own, Mapping) and {*own} == {*OWN_FIELDS}
+    if not fields or own["scale_rule"] not in [*SCALE_RULES] or not isinstance(own["narrow"], bool):
+        raise ModelError(
+            f"quantization_config: {OWN!r} in the observer_kwargs is {own!r:.80}; it has a scale_rule "
+            f"({', '.join(SCALE_RULES)}) and whether codes are narrow (true, false)"
+        )
+    return dict(own)
 
 
 def as_evaluated(made: QTensorConfig, found: Any) -> QTensorConfig:
