@@ -296,7 +296,6 @@ TWO_DIALECTS = {
         "GPTAQConfig",
     ),
     *("GPTQConfig", "QronosConfig", "SmoothQuantConfig", "SVDQuantConfig"),
-    "Context",
 }
 
 

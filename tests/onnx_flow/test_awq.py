@@ -12,7 +12,7 @@ from quark.algorithms import awq as mathematics
 from quark.files.journal import Journal
 from quark.onnx import AWQConfig, GPTQConfig, Int4Spec, ModelQuantizer, QConfig, QLayerConfig, QuantGranularity
 from quark.onnx.algorithms import awq
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.divide import NORMS
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.scratch import Scratch
@@ -24,7 +24,7 @@ GROUP = Int4Spec(quant_granularity=QuantGranularity.Group, group_size=16)
 def scaled(proto: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> onnx.ModelProto:
     model, job = load(proto), QConfig(QLayerConfig(weight=GROUP), extra_options={"WeightsOnly": True}).compile()
     with Scratch(job.options) as scratch:
-        awq.run(model, AWQConfig(), Context(job, feeds, scratch, Journal(), lambda *_: None))
+        awq.run(model, AWQConfig(), JobContext(job, feeds, scratch, Journal(), lambda *_: None))
     return to_proto(model)
 
 

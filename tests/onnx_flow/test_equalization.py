@@ -11,7 +11,7 @@ from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.onnx import CalibMethod, ChannelEqualizationConfig, Int8Spec, ModelQuantizer, QConfig, QLayerConfig
 from quark.onnx.algorithms import equalization
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.scratch import Scratch
 
@@ -57,7 +57,7 @@ def quantized(algorithms: list[object], proto: onnx.ModelProto = NET) -> onnx.Mo
 def equalized(config: ChannelEqualizationConfig, proto: onnx.ModelProto = NET) -> tuple[onnx.ModelProto, int]:
     model, job = load(proto), QConfig(QLayerConfig(INT8, weight=INT8)).compile()
     with Scratch(job.options) as scratch:
-        report = equalization.run(model, config, Context(job, SAMPLES, scratch, Journal(), lambda *_: None))
+        report = equalization.run(model, config, JobContext(job, SAMPLES, scratch, Journal(), lambda *_: None))
     return to_proto(model), report.fired
 
 

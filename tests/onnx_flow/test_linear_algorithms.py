@@ -29,7 +29,7 @@ from quark.onnx import (
     SmoothQuantConfig,
 )
 from quark.onnx.algorithms import quarot, smoothquant
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.scratch import Scratch
 
@@ -80,7 +80,7 @@ def transformed(config: AlgoConfig, proto: onnx.ModelProto = NET) -> onnx.ModelP
     model, job = load(proto), QConfig(QLayerConfig(INT8, weight=INT8)).compile()
     run = {"smooth_quant": smoothquant.run, "quarot": quarot.run}[config.name]
     with Scratch(job.options) as scratch:
-        run(model, config, Context(job, SAMPLES, scratch, Journal(), lambda *_: None))
+        run(model, config, JobContext(job, SAMPLES, scratch, Journal(), lambda *_: None))
     return to_proto(model)
 
 

@@ -14,7 +14,7 @@ import quark.onnx as q
 from quark.errors import ConfigError, DataError
 from quark.files.journal import Journal
 from quark.onnx.algorithms import svdquant
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.scratch import Scratch
 
@@ -43,7 +43,7 @@ def transformed(proto: onnx.ModelProto = NET, **fields: Any) -> onnx.ModelProto:
     model, job = load(proto), q.QConfig(q.QLayerConfig(INT4, weight=INT4)).compile()
     with Scratch(job.options) as scratch:
         config = q.SVDQuantConfig(**{**SMALL, **fields})
-        svdquant.run(model, config, Context(job, SAMPLES, scratch, Journal(), lambda *_: None))
+        svdquant.run(model, config, JobContext(job, SAMPLES, scratch, Journal(), lambda *_: None))
     return to_proto(model)
 
 
@@ -138,7 +138,7 @@ def test_a_gemm_keeps_its_bias_and_a_shared_weight_its_other_reader() -> None:
     feeds = [{"x": models.normal(9, 64, seed=seed)} for seed in range(3)]
     model, job = load(proto), q.QConfig(q.QLayerConfig(INT4, weight=INT4)).compile()
     with Scratch(job.options) as scratch:
-        context = Context(job, feeds, scratch, Journal(), lambda *_: None)
+        context = JobContext(job, feeds, scratch, Journal(), lambda *_: None)
         report = svdquant.run(model, q.SVDQuantConfig(**SMALL), context)
     assert report.fired == 2
     for before, after in zip(models.run(proto, feeds[0]), models.run(to_proto(model), feeds[0]), strict=True):

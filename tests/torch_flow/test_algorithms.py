@@ -18,7 +18,7 @@ from quark.torch import ModelQuantizer
 from quark.torch.algorithms.answers import answers, walk_of
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.channels import by_channel
-from quark.torch.algorithms.context import Context, Undo
+from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.guard import best_change, best_of
 from quark.torch.algorithms.judge import ScaleJudge
 from quark.torch.algorithms.registry import ALGORITHMS
@@ -352,10 +352,10 @@ def test_a_change_that_helps_is_kept_and_one_that_harms_is_not(value: float, kep
         layer.weight[:, 3] = 1.0
     samples = [torch.randn(8, 32) * (torch.arange(32) != 3) for _ in range(8)]
     found = match(model, QConfig(INT4))
-    walk = walk_of(Context(model, samples, found, Undo()), "")
+    walk = walk_of(ModelContext(model, samples, found, Undo()), "")
     before = layer.weight.detach().clone()
 
-    def change(context: Context, part: str) -> None:
+    def change(context: ModelContext, part: str) -> None:
         weight = before.clone()
         weight[:, 3] = value
         context.undo.set_parameter(layer, "weight", weight)
@@ -391,14 +391,14 @@ def test_blocks_in_turn_answer_as_the_model_does(quantized: bool) -> None:
     """One block at a time, with the model's own beginning and end, and with a change that is taken back."""
     model = decoder()
     found = match(model, QConfig(INT4, exclude=["head"]))
-    walk = walk_of(Context(model, samples(), found, Undo()), "")
+    walk = walk_of(ModelContext(model, samples(), found, Undo()), "")
     assert walk.blocks.path == "parts"
     items = found.quantized if quantized else []
     with quantizing(list(items)), torch.no_grad():
         wanted = [model(x).reshape(-1, 50) for x in samples()]
     assert all(torch.equal(x, wanted[k]) for k, (x,) in zip((0, 2), answers(walk, [0, 2], quantized), strict=True))
 
-    def double(context: Context, part: str) -> None:
+    def double(context: ModelContext, part: str) -> None:
         if part == "parts.1":
             context.undo.set_parameter(model.parts[1].n1, "weight", 2 * model.parts[1].n1.weight)
 

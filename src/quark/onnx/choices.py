@@ -13,7 +13,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.mixed import Mixed
 from quark.onnx.graph.report import PassReport
 from quark.onnx.quantization.config.algorithm import AutoMixprecisionConfig, CalibrationSearchConfig
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quark.onnx.tuned_speed import Tuned
 
 
-def search_calibration(model: ir.Model, context: Context) -> tuple[Context, list[PassReport]]:
+def search_calibration(model: ir.Model, context: JobContext) -> tuple[JobContext, list[PassReport]]:
     """The context with the calibration method that ``CalibrationSearchConfig`` finds best."""
     config = next((one for one in context.job.algorithms if isinstance(one, CalibrationSearchConfig)), None)
     if config is None:
@@ -32,7 +32,7 @@ def search_calibration(model: ir.Model, context: Context) -> tuple[Context, list
     return calibration_search.search(model, context, config)
 
 
-def mix(model: ir.Model, context: Context) -> Mixed:
+def mix(model: ir.Model, context: JobContext) -> Mixed:
     """The job with the precisions that ``AutoMixprecisionConfig`` gives its layers."""
     config = next((one for one in context.job.algorithms if isinstance(one, AutoMixprecisionConfig)), None)
     if config is None:
@@ -52,7 +52,7 @@ def foreseen(model: ir.Model, job: Job, known: Sequence[NodeInfo]) -> Job:
     return mixprecision.foreseen(model, job, known, config)
 
 
-def tune_speed(model: ir.Model, context: Context) -> tuple[Context, Tuned | None]:
+def tune_speed(model: ir.Model, context: JobContext) -> tuple[JobContext, Tuned | None]:
     """The context with the nodes that ``TuneSpeed`` finds faster in float; None where it is not to find any."""
     if not context.job.options.TuneSpeed or context.job.options.TunedFloat is not None:
         return context, None
@@ -61,7 +61,7 @@ def tune_speed(model: ir.Model, context: Context) -> tuple[Context, Tuned | None
     return tuned_speed.tune_speed(model, context)
 
 
-def choose_inside(body: ir.Model, context: Context) -> tuple[Context, Callable[[Plan], list[PassReport]]]:
+def choose_inside(body: ir.Model, context: JobContext) -> tuple[JobContext, Callable[[Plan], list[PassReport]]]:
     """What is chosen for a body by itself, calibration method and nodes that stay float; what writes it into a plan."""
     context, decided = search_calibration(body, context)
     context, tuned = tune_speed(body, context)

@@ -21,7 +21,7 @@ from quark.config.rules import NodeInfo
 from quark.errors import ModelError
 from quark.files.journal import Journal
 from quark.garbage import rare_collections
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.mixed import Mixed
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import reader_for, transform, tune
@@ -137,7 +137,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             check_names(model, job, opened.nodes, opened.tensors)
         given = reader = kept_for_evaluation(job.options, reader)
         reader = _samples(reader, job, prepared, opened)
-        context = Context(job, reader, scratch, opened.journal, update, opened.nodes)
+        context = JobContext(job, reader, scratch, opened.journal, update, opened.nodes)
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, context))
             context, decided = search_calibration(model, context)
@@ -207,7 +207,7 @@ class Counted:
         self._listener(done, total)
 
 
-def _bodies(model: ir.Model, context: Context) -> Made:
+def _bodies(model: ir.Model, context: JobContext) -> Made:
     """The quantized bodies of If and Loop, where they are wanted; of a job without choices, which each makes itself."""
     job = context.job
     if not wants_bodies(model, job.options):

@@ -34,7 +34,7 @@ from quark.errors import ConfigError, DataError
 from quark.files.journal import Journal
 from quark.measure.answers import TEXT
 from quark.onnx import fingerprint
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import transform, tune
 from quark.onnx.bodies import all_known
@@ -198,7 +198,7 @@ def open_runs(
     prepared = prepare(source, job, of=model_input)
     model, job = prepared.model, prepared.job
     reader = in_layout(rereadable(reader), prepared.moved)
-    context = Context(job, reader, scratch, Journal(), lambda stage, done, total: None, known)
+    context = JobContext(job, reader, scratch, Journal(), lambda stage, done, total: None, known)
     transform(model, context)
     given = Fed(lambda: iter(samples_of(model, job.options, reader)))
     plans = _planned(model, job, candidates, known, given, scratch)
@@ -283,7 +283,7 @@ def _calibrate(model: ir.Model, plans: Mapping[str, Plan], job: Job, samples: It
             MODES["static"].set_parameters(model, plans[name], ranges, options)
 
 
-def _tuned(model: ir.Model, plans: Mapping[str, Plan], context: Context, folder: Path) -> dict[str, str]:
+def _tuned(model: ir.Model, plans: Mapping[str, Plan], context: JobContext, folder: Path) -> dict[str, str]:
     """Models with the weights that the algorithms of candidates give every layer, as files in the folder."""
     files_of = {}
     for number, (name, plan) in enumerate(plans.items()):

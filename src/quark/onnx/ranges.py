@@ -12,7 +12,7 @@ from quark.config.plan import Plan
 from quark.errors import ConfigError, NoSamplesError
 from quark.observers import Histogram
 from quark.onnx import data
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.calibration import Progress, Request, Statistics, find_ranges, observe
 from quark.onnx.graph.session import Runtime
 from quark.onnx.qdq.parameters import observed
@@ -24,7 +24,7 @@ BARS = 128
 FIGURES = Path("tensor_hist") / "index.html"
 
 
-def calibrated(model: ir.Model, plan: Plan, context: Context, progress: Progress) -> dict[str, Any]:
+def calibrated(model: ir.Model, plan: Plan, context: JobContext, progress: Progress) -> dict[str, Any]:
     """Ranges of the observed activations; no data is read when none is needed.
 
     Args:
@@ -53,7 +53,7 @@ def calibrated(model: ir.Model, plan: Plan, context: Context, progress: Progress
 
 
 def _statistics(
-    model: ir.Model, requests: dict[str, Request], samples: Any, context: Context, progress: Progress
+    model: ir.Model, requests: dict[str, Request], samples: Any, context: JobContext, progress: Progress
 ) -> Statistics:
     runtime, workers = Runtime.of(context.job.options), context.job.options.CalibWorkerNum
     if workers == 1:

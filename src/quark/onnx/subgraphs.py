@@ -29,7 +29,7 @@ from quark.config.rules import NodeInfo
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.stages import transform, tune
 from quark.onnx.bodies import alone, graphs, in_place, is_wanted, place_of
 from quark.onnx.calibration import calibrate
@@ -53,7 +53,7 @@ from quark.report.values import Weakness
 
 LOOKED_AT = 64
 """Iterations whose values the inputs of a body are held against."""
-Choose = Callable[[ir.Model, Context], tuple[Context, Callable[[Plan], list[PassReport]]]]
+Choose = Callable[[ir.Model, JobContext], tuple[JobContext, Callable[[Plan], list[PassReport]]]]
 _Done = tuple[ir.Model, Plan, tuple[Weakness, ...], tuple[PassReport, ...]]
 
 
@@ -77,7 +77,7 @@ class Made:
     reports: tuple[PassReport, ...] = ()
 
 
-def quantize_bodies(model: ir.Model, context: Context, choose: Choose) -> Made:
+def quantize_bodies(model: ir.Model, context: JobContext, choose: Choose) -> Made:
     """Quantize the bodies of the main graph. ``model`` stays as it is; :func:`install` puts the bodies in place.
 
     Args:
@@ -230,7 +230,7 @@ def ready(body: ir.Model, job: Job) -> None:
     infer_shapes(body)
 
 
-def _quantized(body: ir.Model, context: Context, choose: Choose) -> _Done | str:
+def _quantized(body: ir.Model, context: JobContext, choose: Choose) -> _Done | str:
     """The quantized body, or the reason why it stays float."""
     job, reader, mode = context.job, context.reader, MODES[context.job.mode]
     ready(body, job)

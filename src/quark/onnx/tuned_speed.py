@@ -27,7 +27,7 @@ from quark.config.plan import Plan
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.private import private_folder
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.data import Feed
@@ -71,7 +71,7 @@ class Tuned:
         return (PassReport(STAGE, len(self.names), (self.words(),)),)
 
 
-def tune_speed(model: ir.Model, context: Context) -> tuple[Context, Tuned]:
+def tune_speed(model: ir.Model, context: JobContext) -> tuple[JobContext, Tuned]:
     """What ``TuneSpeed`` finds for a prepared model, and the context with it as its job's option.
 
     Raises:
@@ -97,7 +97,7 @@ def repeating(plan: Plan) -> dict[str, Any]:
     return {"TuneSpeed": False, "TunedFloat": list(plan.tuned["TunedFloat"])} if plan.tuned else {}
 
 
-def _measured(model: ir.Model, context: Context) -> Tuned:
+def _measured(model: ir.Model, context: JobContext) -> Tuned:
     feeds = feeds_of(model, context, SAMPLES)
     trials = Trials(model, replace(context, reader=list(feeds)), context.known)
     with private_folder() as folder:
@@ -148,7 +148,7 @@ def _with(job: Job, left: Sequence[str]) -> Job:
     return replace(job, options=job.options.model_copy(update={"TunedFloat": list(left), "TuneSpeed": False}))
 
 
-def _cut(model: ir.Model, context: Context, seconds: Sequence[Mapping[str, float]] = ()) -> list[str]:
+def _cut(model: ir.Model, context: JobContext, seconds: Sequence[Mapping[str, float]] = ()) -> list[str]:
     """The nodes that the minimum cut leaves in float, in the order of the graph.
 
     Args:

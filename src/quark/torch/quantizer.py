@@ -19,7 +19,7 @@ from torch import nn
 
 from quark.config.plan import NodePlan, Plan
 from quark.errors import ConfigError, DataError, ModelError
-from quark.torch.algorithms.context import Context, Undo
+from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.attention import find_targets
 from quark.torch.calibration import calibrate, evaluating
 from quark.torch.config.model import QConfig, check_available
@@ -166,7 +166,7 @@ class ModelQuantizer:
 
         if any(algorithm_of(config).tunes == tunes for config in configs):
             with evaluating(model):
-                run_algorithms(configs, Context(model, list(samples or []), found, undo), tunes)
+                run_algorithms(configs, ModelContext(model, list(samples or []), found, undo), tunes)
 
     def settle(self, model: nn.Module) -> None:
         """After calibration: the scales that layers share."""

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from quark.algorithms.awq import Pair, best_clips, best_exponents, clipped, is_clipped, scale_of
 from quark.numerics.granularity import Channel, Granularity, Group
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.divide import Divide, divider
 from quark.onnx.algorithms.linear import Linear, by_input
 from quark.onnx.algorithms.local import RoundingJudge, Seen, judge_of, look
@@ -25,7 +25,7 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.quantization.config.algorithm import AWQConfig
 
 
-def run(model: ir.Model, config: AWQConfig, context: Context) -> PassReport:
+def run(model: ir.Model, config: AWQConfig, context: JobContext) -> PassReport:
     """Scale and clip the layers behind every place that can be scaled, in place.
 
     Raises:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from quark.algorithms.bias_correction import channel_means, corrected, gains, shrunk
 from quark.config.plan import Plan
 from quark.onnx.algorithms.channels import layer_of
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
 from quark.onnx.algorithms.forward import CHANNEL_AXIS
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
@@ -37,7 +37,7 @@ LARGEST_GAIN = 1.5
 _WHY = "the scale follows the gain of its channel (BiasCorrectionConfig)"
 
 
-def run(model: ir.Model, plan: Plan, config: BiasCorrectionConfig, context: Context) -> PassReport:
+def run(model: ir.Model, plan: Plan, config: BiasCorrectionConfig, context: JobContext) -> PassReport:
     """Correct every bias, in place.
 
     Raises:

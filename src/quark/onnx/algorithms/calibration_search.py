@@ -22,7 +22,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.losses import Loss, compared, distance, joined
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
@@ -34,7 +34,9 @@ from quark.onnx.quantization.config.spec import METHODS, CalibMethod
 log = logging.getLogger(__name__)
 
 
-def search(model: ir.Model, context: Context, config: CalibrationSearchConfig) -> tuple[Context, list[PassReport]]:
+def search(
+    model: ir.Model, context: JobContext, config: CalibrationSearchConfig
+) -> tuple[JobContext, list[PassReport]]:
     """The context with the job whose calibration method was found best.
 
     Args:
@@ -63,7 +65,7 @@ _GIVEN = "as configured"
 
 
 def _measured(
-    model: ir.Model, context: Context, config: CalibrationSearchConfig, feeds: Sequence[Feed]
+    model: ir.Model, context: JobContext, config: CalibrationSearchConfig, feeds: Sequence[Feed]
 ) -> dict[str, tuple[Job, Loss]]:
     """Name of a method -> the job with it, and its loss. One quantized model is in memory at a time."""
     halves = (feeds[0::2], feeds[1::2]) if len(feeds) > 1 else (feeds,)

@@ -15,7 +15,7 @@ from quark.onnx.scratch import Scratch
 
 
 @dataclass(frozen=True)
-class Context:
+class JobContext:
     """The job, the calibration data, finished work, a place for files, who hears of progress, and the nodes that the
     configuration may name. ``reference`` is the float model before the first of several algorithms changed weights."""
 

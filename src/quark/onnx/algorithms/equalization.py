@@ -25,7 +25,7 @@ from quark.dataclass import dataclass
 from quark.numerics.granularity import Channel
 from quark.onnx.algorithms.channels import ChannelLayer, layer_of
 from quark.onnx.algorithms.cle import is_homogeneous
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Runner
@@ -64,7 +64,7 @@ class Chain:
         return int(self.head.weight.shape[self.head.made])
 
 
-def run(model: ir.Model, config: ChannelEqualizationConfig, context: Context) -> PassReport:
+def run(model: ir.Model, config: ChannelEqualizationConfig, context: JobContext) -> PassReport:
     """Equalize every chain of the main graph, in place.
 
     Raises:
@@ -153,7 +153,7 @@ class _Seen:
     power: np.ndarray
 
 
-def _observe(model: ir.Model, chains: Sequence[Chain], context: Context, limit: int) -> list[_Seen]:
+def _observe(model: ir.Model, chains: Sequence[Chain], context: JobContext, limit: int) -> list[_Seen]:
     """What the channels of every chain look like; one sample is in memory at a time."""
     wanted = [(str(c.head.node.outputs[0].name), str(c.target.name)) for c in chains]
     options = context.job.options

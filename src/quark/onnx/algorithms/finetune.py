@@ -26,7 +26,7 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, known
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
 from quark.onnx.algorithms.forward import CHANNEL_AXIS, LINEAR, forward_of
 from quark.onnx.algorithms.gptq import grid_of
@@ -44,7 +44,7 @@ from quark.onnx.quantization.config.finetune import AdaRoundConfig, AutoRoundCon
 _log = logging.getLogger(__name__)
 
 
-def run(model: ir.Model, plan: Plan, config: FineTuneConfig, context: Context) -> PassReport:
+def run(model: ir.Model, plan: Plan, config: FineTuneConfig, context: JobContext) -> PassReport:
     """Train every layer that the configuration names, in place.
 
     Raises:
@@ -107,7 +107,7 @@ class _Stage:
     model: ir.Model
     plan: Plan
     config: FineTuneConfig
-    context: Context
+    context: JobContext
     torch: Any
     layers: list[Tunable]
 

@@ -22,7 +22,7 @@ from quark.algorithms.gptq import gptq, loss, round_columns
 from quark.algorithms.qronos import qronos
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import ConfigError
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.fake_quantized import fake_quantized
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.linear import Linear, linear_of
@@ -91,7 +91,7 @@ class LayerInputs:
         self,
         model: ir.Model,
         reads: Sequence[str],
-        context: Context,
+        context: JobContext,
         samples: Sequence[Any],
         reference: tuple[ir.Model, Sequence[str]] | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class LayerInputs:
         return ((one[name], other[source]) for one, other in zip(rows, partners, strict=True))
 
 
-def run(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassReport:
+def run(model: ir.Model, plan: Plan, config: Any, context: JobContext) -> PassReport:
     """Round every linear layer, in place.
 
     Raises:

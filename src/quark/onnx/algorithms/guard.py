@@ -20,7 +20,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.losses import Gain, Loss, distance, gain
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
@@ -30,10 +30,10 @@ from quark.onnx.graph.run import Feed
 #: Samples that decide.
 JUDGED = 32
 log = logging.getLogger(__name__)
-Transform = Callable[[ir.Model, Any, Context], PassReport]
+Transform = Callable[[ir.Model, Any, JobContext], PassReport]
 
 
-def guarded(runs: Mapping[float, Transform], model: ir.Model, config: Any, context: Context) -> PassReport:
+def guarded(runs: Mapping[float, Transform], model: ir.Model, config: Any, context: JobContext) -> PassReport:
     """Run a transformation in place, as far as it helps; where it does harm ``model`` is afterwards what it was.
 
     Args:
@@ -84,7 +84,7 @@ def _reason(gains: Mapping[float, Gain], without: float, losses: Mapping[float, 
     return f"put back: on calibration data the loss was {without:.4g} without it and {with_it}"
 
 
-def _loss(reference: ir.Model, model: ir.Model, feeds: Sequence[Feed], context: Context) -> Loss:
+def _loss(reference: ir.Model, model: ir.Model, feeds: Sequence[Feed], context: JobContext) -> Loss:
     """The loss of a float model once it is quantized; one quantized model is in memory at a time."""
     trial = Trials(model, replace(context, reader=list(feeds)), context.known).quantized(context.job)
     return distance(reference, trial, feeds, context.job.options)

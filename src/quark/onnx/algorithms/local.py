@@ -23,7 +23,7 @@ from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
 from quark.numerics.affine import fake_quantize
 from quark.numerics.granularity import Granularity
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.linear import Linear
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.run import Runner
@@ -48,7 +48,9 @@ class Seen:
     rows: np.ndarray
 
 
-def look(model: ir.Model, found: Mapping[ir.Value, Sequence[Linear]], context: Context, stage: str) -> dict[str, Seen]:
+def look(
+    model: ir.Model, found: Mapping[ir.Value, Sequence[Linear]], context: JobContext, stage: str
+) -> dict[str, Seen]:
     """Magnitudes and rows of the tensors, by name; one sample is in memory at a time.
 
     Raises:
@@ -138,7 +140,7 @@ class RoundingJudge:
         return _round(rows, tensor.spec, found, self.options.ActivationScaled)
 
 
-def judge_of(model: ir.Model, context: Context) -> RoundingJudge:
+def judge_of(model: ir.Model, context: JobContext) -> RoundingJudge:
     """The judge of a model as it is."""
     job = context.job
     nbits = parse_nbits(job.options.MatMulNBitsParams) if job.mode == "nbits" else None

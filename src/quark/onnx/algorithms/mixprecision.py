@@ -32,7 +32,7 @@ from quark.files.journal import Journal
 from quark.measure.distance import Distance
 from quark.measure.outputs import divergence
 from quark.onnx import fingerprint, layer_runs
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.mixed import LayerTargets, Mixed, TargetScore
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.data import Samples
@@ -55,7 +55,7 @@ Choice = dict[str, int]
 log = logging.getLogger(__name__)
 
 
-def mix(model: ir.Model, context: Context, config: AutoMixprecisionConfig) -> Mixed:
+def mix(model: ir.Model, context: JobContext, config: AutoMixprecisionConfig) -> Mixed:
     """Decide which layers get the target's precision.
 
     Args:
@@ -104,7 +104,7 @@ def foreseen(model: ir.Model, job: Job, known: Sequence[NodeInfo], config: AutoM
     if needs_data(config):
         return job
     with Scratch(job.options) as scratch:
-        context = Context(job, None, scratch, Journal(), lambda stage, done, total: None, known)
+        context = JobContext(job, None, scratch, Journal(), lambda stage, done, total: None, known)
         return mix(model, context, config).job
 
 
@@ -193,7 +193,7 @@ class _Decider:
     job: Job
     config: AutoMixprecisionConfig
     layers: tuple[LayerSpec | None, ...]
-    context: Context
+    context: JobContext
     trials: Trials
     reference: float | None = None
 

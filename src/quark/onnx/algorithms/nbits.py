@@ -28,7 +28,7 @@ from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.numerics.elements import Element
 from quark.numerics.formats import get_format
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.gptq import PAIRED, ROUNDERS, LayerInputs, lost, on_grid
 from quark.onnx.algorithms.layers import named
 from quark.onnx.algorithms.linear import Linear, linear_of
@@ -43,7 +43,7 @@ from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTQConfig
 PLENTY = 16
 
 
-def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: Context) -> list[PassReport]:
+def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: JobContext) -> list[PassReport]:
     """Round the layers of the Plan, in place, where the chosen algorithm needs data.
 
     Raises:

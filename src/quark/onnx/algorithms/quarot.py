@@ -21,7 +21,7 @@ import onnx_ir as ir
 from quark.algorithms.hadamard import Rotation, block_size, rotation
 from quark.errors import ConfigError, unknown
 from quark.onnx.algorithms.channels import write_operand
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.linear import Linear, by_input, linear_of
 from quark.onnx.algorithms.local import RoundingJudge, judge_of, look
 from quark.onnx.algorithms.turning import Turning
@@ -35,7 +35,7 @@ _SEED = 0
 _KEYS = ("prev_nodes", "next_nodes", "norm_node")
 
 
-def run(model: ir.Model, config: QuarotConfig, context: Context) -> PassReport:
+def run(model: ir.Model, config: QuarotConfig, context: JobContext) -> PassReport:
     """Turn the model, in place.
 
     Raises:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from quark.errors import ConfigError, DataError
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.walk import Keep
 from quark.onnx.data import CachedDataReader, Feed, checked, inputs_of, readable_again
 from quark.onnx.fingerprint import of_arrays
@@ -42,7 +42,7 @@ def spread(feeds: Iterable[Feed], count: int) -> list[Feed]:
     return [kept[k * len(kept) // count] for k in range(count)] if len(kept) > count else kept
 
 
-def feeds_of(model: ir.Model, context: Context, limit: int | None = None, joined: int = 1) -> list[Feed]:
+def feeds_of(model: ir.Model, context: JobContext, limit: int | None = None, joined: int = 1) -> list[Feed]:
     """At most ``limit`` samples, spread over all; ``joined`` of them at a time along their first axis.
 
     Raises:

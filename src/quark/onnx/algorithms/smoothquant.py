@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.smoothquant import smoothing_scales
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.divide import divider, put_in_front
 from quark.onnx.algorithms.linear import Linear, by_input
 from quark.onnx.algorithms.local import RoundingJudge, judge_of, look
@@ -28,7 +28,7 @@ from quark.onnx.quantization.config.algorithm import SmoothQuantConfig
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def run(model: ir.Model, config: SmoothQuantConfig, context: Context) -> PassReport:
+def run(model: ir.Model, config: SmoothQuantConfig, context: JobContext) -> PassReport:
     """Smooth every tensor that linear layers read, in place.
 
     Raises:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.errors import ConfigError
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.graph.report import PassReport
 from quark.onnx.quantization.config.algorithm import (
@@ -39,58 +39,58 @@ from quark.onnx.quantization.config.algorithm import (
 )
 
 Transform = Callable[..., PassReport]
-Tune = Callable[[ir.Model, Plan, Any, Context], PassReport]
+Tune = Callable[[ir.Model, Plan, Any, JobContext], PassReport]
 
 
-def _cle(model: ir.Model, config: CLEConfig, context: Context, part: float = 1.0) -> PassReport:
+def _cle(model: ir.Model, config: CLEConfig, context: JobContext, part: float = 1.0) -> PassReport:
     from quark.onnx.algorithms import cle
 
     return cle.run(model, config, context.job.options.ReplaceClip6Relu, part=part)
 
 
-def _equalize(model: ir.Model, config: ChannelEqualizationConfig, context: Context, part: float = 1.0) -> PassReport:
+def _equalize(model: ir.Model, config: ChannelEqualizationConfig, context: JobContext, part: float = 1.0) -> PassReport:
     from quark.onnx.algorithms import equalization
 
     return equalization.run(model, replace(config, widest=config.widest**part), context)
 
 
-def _smoothquant(model: ir.Model, config: SmoothQuantConfig, context: Context) -> PassReport:
+def _smoothquant(model: ir.Model, config: SmoothQuantConfig, context: JobContext) -> PassReport:
     from quark.onnx.algorithms import smoothquant
 
     return smoothquant.run(model, config, context)
 
 
-def _awq(model: ir.Model, config: AWQConfig, context: Context) -> PassReport:
+def _awq(model: ir.Model, config: AWQConfig, context: JobContext) -> PassReport:
     from quark.onnx.algorithms import awq
 
     return awq.run(model, config, context)
 
 
-def _quarot(model: ir.Model, config: QuarotConfig, context: Context) -> PassReport:
+def _quarot(model: ir.Model, config: QuarotConfig, context: JobContext) -> PassReport:
     from quark.onnx.algorithms import quarot
 
     return quarot.run(model, config, context)
 
 
-def _svdquant(model: ir.Model, config: SVDQuantConfig, context: Context) -> PassReport:
+def _svdquant(model: ir.Model, config: SVDQuantConfig, context: JobContext) -> PassReport:
     from quark.onnx.algorithms import svdquant
 
     return svdquant.run(model, config, context)
 
 
-def _finetune(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassReport:
+def _finetune(model: ir.Model, plan: Plan, config: Any, context: JobContext) -> PassReport:
     from quark.onnx.algorithms import finetune
 
     return finetune.run(model, plan, config, context)
 
 
-def _correct_biases(model: ir.Model, plan: Plan, config: BiasCorrectionConfig, context: Context) -> PassReport:
+def _correct_biases(model: ir.Model, plan: Plan, config: BiasCorrectionConfig, context: JobContext) -> PassReport:
     from quark.onnx.algorithms import bias_correction
 
     return bias_correction.run(model, plan, config, context)
 
 
-def _round_columns(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassReport:
+def _round_columns(model: ir.Model, plan: Plan, config: Any, context: JobContext) -> PassReport:
     from quark.onnx.algorithms import gptq
 
     return gptq.run(model, plan, config, context)
@@ -131,7 +131,7 @@ def reader_for(job: Job, reader: Any) -> Any:
     return rereadable(reader) if reads else reader
 
 
-def transform(model: ir.Model, context: Context) -> list[PassReport]:
+def transform(model: ir.Model, context: JobContext) -> list[PassReport]:
     """Run the algorithms that change the float model, in the order of ``algo_config``.
 
     One goes as far as the quantized model gains by it, and is put back where it does not gain, unless its field
@@ -152,7 +152,7 @@ def _parts(run: Transform, config: AlgoConfig) -> dict[float, Transform]:
     return {1.0: run, **{part: partial(run, part=part) for part in PARTS.get(type(config), ()) if part != 1}}
 
 
-def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
+def tune(model: ir.Model, plan: Plan, context: JobContext) -> list[PassReport]:
     """Run the algorithms that change weights at final scales, in the order of ``algo_config``.
 
     What makes the model worse is put back, unless the field ``keep_worse`` says otherwise.
@@ -185,5 +185,5 @@ def _unjudged(config: Any) -> bool:
     return config.keep_worse or getattr(config, "gain", False)
 
 
-def _tuning(context: Context) -> list[AlgoConfig]:
+def _tuning(context: JobContext) -> list[AlgoConfig]:
     return [config for config in context.job.algorithms if config.own is not None or type(config) in TUNES]

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from quark.algorithms.svdquant import ALPHAS, LowRankSplit, best_split, is_excluded
 from quark.errors import ConfigError
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.divide import divider, put_in_front
 from quark.onnx.algorithms.linear import Linear, by_input
 from quark.onnx.algorithms.local import RoundingJudge, judge_of, look
@@ -32,7 +32,7 @@ from quark.onnx.qdq.slots import STAYS_FLOAT
 from quark.onnx.quantization.config.algorithm import SVDQuantConfig
 
 
-def run(model: ir.Model, config: SVDQuantConfig, context: Context) -> PassReport:
+def run(model: ir.Model, config: SVDQuantConfig, context: JobContext) -> PassReport:
     """Give the large quantized linear layers their branches, in place.
 
     Raises:

@@ -12,7 +12,7 @@ from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.dataclass import dataclass
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.calibration import find_ranges, observe
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import apart
@@ -35,7 +35,7 @@ class Trials:
     """
 
     model: ir.Model
-    context: Context
+    context: JobContext
     known: Sequence[NodeInfo]
     samples: int | None = None
     ranges: dict[tuple[str, str], Any] = field(default_factory=dict)

@@ -26,7 +26,7 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
-from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
 from quark.onnx.algorithms.losses import Loss, Values, answers, distance_to, gain
 from quark.onnx.algorithms.samples import feeds_of
@@ -37,7 +37,7 @@ from quark.onnx.graph.surgery import constant_array, name_of, set_constant
 #: Samples that decide, and how often the layers are halved.
 JUDGED, HALVINGS = 64, 4
 log = logging.getLogger(__name__)
-Tune = Callable[[ir.Model, Plan, Any, Context], PassReport]
+Tune = Callable[[ir.Model, Plan, Any, JobContext], PassReport]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class NodeChange:
     after: Mapping[str, ConstantState]
 
 
-def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: Context) -> PassReport:
+def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: JobContext) -> PassReport:
     """Run an algorithm that changes weights at final scales, in place; what makes the model worse is put back.
 
     Returns:

@@ -30,7 +30,7 @@ from quark.torch.algorithms.blocks import (
     returned,
     without_cache,
 )
-from quark.torch.algorithms.context import Context, Undo
+from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.trial import quantizing
 from quark.torch.first_input import first_input
 from quark.torch.matching import Match
@@ -40,7 +40,7 @@ from quark.torch.structure import run_model
 log = logging.getLogger(__name__)
 ROWS = 256  # of each answer of a model that are compared, at most
 VALUES = 1 << 20  # of each answer that are compared, or a few rows: vocabularies are wide
-Change = Callable[[Context, str], None]  # of one block, or ("") of what is in none
+Change = Callable[[ModelContext, str], None]  # of one block, or ("") of what is in none
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class BlockWalk:
         stream: in front of the first block.
     """
 
-    context: Context
+    context: ModelContext
     blocks: Blocks
     stream: Stream
 
@@ -79,7 +79,7 @@ class BlockWalk:
         return ["", *self.blocks.modules] if self.blocks.path else [""]
 
 
-def walk_of(context: Context, path: str) -> BlockWalk:
+def walk_of(context: ModelContext, path: str) -> BlockWalk:
     """The blocks of a model, and what enters them.
 
     Args:

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from quark.algorithms.autoround import Learned
 from quark.dataclass import dataclass
 from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
-from quark.torch.algorithms.context import Context, float_weights, set_matrix
+from quark.torch.algorithms.context import ModelContext, float_weights, set_matrix
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.inputs import answer_of
 from quark.torch.algorithms.tune import check_inside, float_copy, say_untuned, wanted
@@ -53,7 +53,7 @@ class Task:
     dtype: torch.dtype
 
 
-def run_autoround(context: Context, config: AutoRoundConfig) -> None:
+def run_autoround(context: ModelContext, config: AutoRoundConfig) -> None:
     """Tune the weights of ``context.model``."""
     blocks = find_blocks(context.model, config.model_decoder_layers)
     check_inside(config.inside_layer_modules, context, blocks.modules)
@@ -78,7 +78,7 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
         walk(context.store, blocks, [stream, clean], work)
 
 
-def learn_block(context: Context, config: AutoRoundConfig, run: BlockRun, goals: list[torch.Tensor]) -> None:
+def learn_block(context: ModelContext, config: AutoRoundConfig, run: BlockRun, goals: list[torch.Tensor]) -> None:
     """Learn the rounding of one block."""
     items = context.layers()
     tasks = [
@@ -168,7 +168,7 @@ def settle(tasks: list[Task], values: list[list[torch.Tensor]]) -> None:
         task.learned.restore(value)
 
 
-def write(context: Context, task: Task) -> None:
+def write(context: ModelContext, task: Task) -> None:
     """The learned values and scales into the layer."""
     learned, kind = task.learned, task.item.layer.kind
     value = learned.value().detach()

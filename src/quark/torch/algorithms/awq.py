@@ -12,7 +12,7 @@ import torch
 from quark.algorithms.awq import GRID, best_clips, clipped, is_clipped
 from quark.errors import known
 from quark.numerics.granularity import Channel, Group
-from quark.torch.algorithms.context import Context, matrix, new_quantizer, set_matrix
+from quark.torch.algorithms.context import ModelContext, matrix, new_quantizer, set_matrix
 from quark.torch.algorithms.judge import judge_of, row_by_row
 from quark.torch.algorithms.scaling import Finisher, Place, PlaceInputs, scale_places
 from quark.torch.algorithms.smooth import search, weight_ranges
@@ -24,10 +24,10 @@ from quark.torch.matching import Match
 PIECE = 1 << 19  # values of a weight that are clipped and rounded together
 
 
-def run_awq(context: Context, config: AWQConfig) -> None:
+def run_awq(context: ModelContext, config: AWQConfig) -> None:
     """Scales at every place, then clips of the layers that read it."""
 
-    def choose(context: Context, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
+    def choose(context: ModelContext, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
         return search(context, place, judge_of(items, inputs), (inputs.mean, weight_ranges(items)), GRID)
 
     clips = Finisher(clips_of, clip)
@@ -35,7 +35,7 @@ def run_awq(context: Context, config: AWQConfig) -> None:
 
 
 def clips_of(
-    context: Context, items: list[Match], inputs: PlaceInputs, s: torch.Tensor | None
+    context: ModelContext, items: list[Match], inputs: PlaceInputs, s: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
     """How the weights that read one place, which have its scales, are best clipped, by the names of their layers."""
     hessian = inputs.hessian
@@ -48,7 +48,7 @@ def clips_of(
     return {name: steps for name, steps in found.items() if steps is not None}
 
 
-def clip(context: Context, item: Match, steps: torch.Tensor) -> None:
+def clip(context: ModelContext, item: Match, steps: torch.Tensor) -> None:
     """Clip each group of a weight by ``steps`` [rows, groups]."""
     weight = matrix(item.layer.module, item.layer.kind)
     set_matrix(context, item, clipped(weight, steps, group_size(item, weight) or weight.shape[1]))

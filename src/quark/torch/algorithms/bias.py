@@ -25,7 +25,7 @@ from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import BlockRun, Enough, Stream, find_blocks, record
-from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.context import ModelContext
 from quark.torch.algorithms.inputs import answer_of, find_groups
 from quark.torch.algorithms.walk import Again, walk
 from quark.torch.calibration import disabled, run
@@ -81,7 +81,7 @@ class Floats:
     answers: dict[str, list[torch.Tensor]]
 
 
-def biased(context: Context) -> dict[nn.Module, Match]:
+def biased(context: ModelContext) -> dict[nn.Module, Match]:
     """The layers that can be corrected."""
     return {
         item.layer.module: item
@@ -91,7 +91,7 @@ def biased(context: Context) -> dict[nn.Module, Match]:
 
 
 @torch.no_grad()
-def float_means(context: Context, config: BiasCorrectionConfig) -> Floats:
+def float_means(context: ModelContext, config: BiasCorrectionConfig) -> Floats:
     """What the float model computes.
 
     Raises:
@@ -129,7 +129,7 @@ def append(answers: list[torch.Tensor], rows: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def run_bias_correction(context: Context, config: BiasCorrectionConfig, known: Floats) -> None:
+def run_bias_correction(context: ModelContext, config: BiasCorrectionConfig, known: Floats) -> None:
     """Correct the biases of ``context.model``."""
     items = biased(context)
     blocks = find_blocks(context.model, config.model_decoder_layers)
@@ -150,7 +150,7 @@ def run_bias_correction(context: Context, config: BiasCorrectionConfig, known: F
     said("bias_correction: %d of %d layers with a bias corrected", corrected, len(items))
 
 
-def correct_block(context: Context, items: dict[nn.Module, Match], known: Floats, run: BlockRun) -> int:
+def correct_block(context: ModelContext, items: dict[nn.Module, Match], known: Floats, run: BlockRun) -> int:
     """Correct the biases of one block; how many layers."""
     layers = {key: module for key, module in run.block.named_modules() if module in known.means and module in items}
     order = [key for group in find_groups(run, layers) for key in group.layers]
@@ -195,7 +195,7 @@ def mean_of(run: BlockRun, layer: nn.Module) -> torch.Tensor:
     return mean.value
 
 
-def correct(context: Context, item: Match, shift: torch.Tensor) -> torch.Tensor:
+def correct(context: ModelContext, item: Match, shift: torch.Tensor) -> torch.Tensor:
     """Add ``shift`` to the bias of a layer, where its codes bring the means nearer; the bias before."""
     old = own_parameter(item.layer.module, "bias").detach()
     before, wanted = quantized_bias(item, old), old.double() + shift
@@ -205,7 +205,7 @@ def correct(context: Context, item: Match, shift: torch.Tensor) -> torch.Tensor:
     return old
 
 
-def set_bias(context: Context, item: Match, bias: torch.Tensor) -> None:
+def set_bias(context: ModelContext, item: Match, bias: torch.Tensor) -> None:
     """Give a layer a bias; its quantizer takes the range of that."""
     layer = item.layer.module
     context.undo.set_parameter(layer, "bias", bias)

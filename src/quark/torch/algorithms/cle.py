@@ -19,7 +19,7 @@ from torch import nn
 from quark.algorithms.cle import magnitudes, pair_scales
 from quark.errors import DataError
 from quark.torch.algorithms.blocks import find_blocks
-from quark.torch.algorithms.context import Context, matrix
+from quark.torch.algorithms.context import ModelContext, matrix
 from quark.torch.algorithms.guard import model_error
 from quark.torch.algorithms.judge import ScaleJudge
 from quark.torch.algorithms.scaling import Place, PlaceInputs, scale_places
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @torch.no_grad()
-def run_cle(context: Context, config: CLEConfig) -> None:
+def run_cle(context: ModelContext, config: CLEConfig) -> None:
     """Equalize the channels of ``context.model``.
 
     Raises:
@@ -60,7 +60,7 @@ def run_cle(context: Context, config: CLEConfig) -> None:
 
 
 def keep_if_better(
-    context: Context, spread: Spread, config: CLEConfig, error: Callable[[], float], lowest: float
+    context: ModelContext, spread: Spread, config: CLEConfig, error: Callable[[], float], lowest: float
 ) -> float:
     """Equalize one place, and put its weights back if the error is not below ``lowest``; the error left."""
     modules = dict(context.model.named_modules())
@@ -75,13 +75,13 @@ def keep_if_better(
     return lowest
 
 
-def answers_of(context: Context) -> list[torch.Tensor]:
+def answers_of(context: ModelContext) -> list[torch.Tensor]:
     """What the model answers to the first sample."""
     return tensors_of(run_model(context.model, context.samples[0]))
 
 
 def equalize_pair(
-    config: CLEConfig, context: Context, place: Place, items: list[Match], inputs: PlaceInputs
+    config: CLEConfig, context: ModelContext, place: Place, items: list[Match], inputs: PlaceInputs
 ) -> torch.Tensor | None:
     """One pair of linear layers of a block."""
     if place.channels is None:
@@ -94,7 +94,7 @@ def equalize_pair(
     return best(context, place, ScaleJudge(items, inputs.sample), [wanted])
 
 
-def equalize(context: Context, spread: Spread, config: CLEConfig) -> None:
+def equalize(context: ModelContext, spread: Spread, config: CLEConfig) -> None:
     """Scale what a layer writes and those that read it, as ``pair_scales`` says."""
     modules = dict(context.model.named_modules())
     source = modules[spread.source]
@@ -107,7 +107,7 @@ def equalize(context: Context, spread: Spread, config: CLEConfig) -> None:
     rescale(context, spread, pair_scales(head, tail, config.cle_weight_threshold))
 
 
-def rescale(context: Context, spread: Spread, scales: np.ndarray) -> None:
+def rescale(context: ModelContext, spread: Spread, scales: np.ndarray) -> None:
     """Multiply what a layer writes by ``scales`` [channels], and divide where it is read."""
     modules = dict(context.model.named_modules())
     source = modules[spread.source]
@@ -150,7 +150,7 @@ def channel_view(module: nn.Module) -> torch.Tensor:
     return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
 
 
-def set_view(context: Context, module: nn.Module, view: torch.Tensor) -> None:
+def set_view(context: ModelContext, module: nn.Module, view: torch.Tensor) -> None:
     """Give a layer the weight that ``channel_view`` would show as ``view``."""
     kind = kind_of(module)
     shape = own_parameter(module).shape

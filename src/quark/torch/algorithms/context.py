@@ -1,4 +1,4 @@
-"""``Context``: what an algorithm is handed, and ``Undo``: what it takes to leave a model as it was."""
+"""``ModelContext``: what an algorithm is handed, and ``Undo``: what it takes to leave a model as it was."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class BlockStore:
 
 
 @dataclass(frozen=True)
-class Context:
+class ModelContext:
     """A model on its way.
 
     Attributes:
@@ -132,7 +132,7 @@ def matrix(module: nn.Module, kind: LayerKind) -> torch.Tensor:
     return weight.T if kind.transposed else weight
 
 
-def set_matrix(context: Context, item: Match, value: torch.Tensor) -> None:
+def set_matrix(context: ModelContext, item: Match, value: torch.Tensor) -> None:
     """Give a layer the weight ``value`` [out, in]."""
     stored = value.T.contiguous() if item.layer.kind.transposed else value
     context.undo.set_parameter(item.layer.module, "weight", stored)
@@ -144,7 +144,7 @@ def new_quantizer(item: Match, slot: str) -> Quantizer | None:
 
 
 @contextmanager
-def float_weights(context: Context) -> Iterator[None]:
+def float_weights(context: ModelContext) -> Iterator[None]:
     """The weights of the layers that algorithms tune are multiplied as they are; activations stay quantized."""
     layers = list(context.layers())
     weights = [layer._modules["weight_quantizer"] for layer in layers]

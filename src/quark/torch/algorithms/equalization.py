@@ -26,7 +26,7 @@ from quark.numerics.granularity import Channel
 from quark.torch.algorithms.answers import walk_of
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.cle import answers_of, array, channel_view, rescale
-from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.context import ModelContext
 from quark.torch.algorithms.guard import best_change, change_all
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.calibration import run
@@ -50,7 +50,7 @@ class ChannelsSeen:
 
 
 @torch.no_grad()
-def run_equalization(context: Context, config: ChannelEqualizationConfig) -> None:
+def run_equalization(context: ModelContext, config: ChannelEqualizationConfig) -> None:
     """Equalize the channels of ``context.model``.
 
     Raises:
@@ -82,7 +82,7 @@ def run_equalization(context: Context, config: ChannelEqualizationConfig) -> Non
     change_all(walk, best)
 
 
-def observe(context: Context, spreads: Sequence[Spread]) -> list[tuple[Spread, ChannelsSeen]]:
+def observe(context: ModelContext, spreads: Sequence[Spread]) -> list[tuple[Spread, ChannelsSeen]]:
     """Every place, and what its readers read over all samples."""
     modules = dict(context.model.named_modules())
     names = {reader.name: modules[reader.name] for spread in spreads for reader in spread.readers}
@@ -137,7 +137,7 @@ def equalize(
     items: dict[str, Match],
     steps: int,
     widest: float,
-    context: Context,
+    context: ModelContext,
     part: str,
 ) -> None:
     """Scale all places of the model, ``steps`` times in turn; there is one ``part``, the whole."""

@@ -9,14 +9,14 @@ import torch
 from quark.algorithms.gptaq import asymmetric_feedback
 from quark.algorithms.gptq import feedback_of, round_columns
 from quark.algorithms.qronos import qronos
-from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.context import ModelContext
 from quark.torch.algorithms.grids import refit_of
 from quark.torch.algorithms.inputs import Sums
 from quark.torch.algorithms.tune import RoundingTask, tune
 from quark.torch.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig
 
 
-def run_gptq(context: Context, config: GPTQConfig) -> None:
+def run_gptq(context: ModelContext, config: GPTQConfig) -> None:
     """Tune the weights of ``context.model``."""
 
     def rounder(sums: Sums) -> Callable[[RoundingTask], torch.Tensor]:
@@ -32,7 +32,7 @@ def run_gptq(context: Context, config: GPTQConfig) -> None:
     tune(context, rounder, config.inside_layer_modules, config.model_decoder_layers)
 
 
-def run_gptaq(context: Context, config: GPTAQConfig) -> None:
+def run_gptaq(context: ModelContext, config: GPTAQConfig) -> None:
     """Tune the weights of ``context.model`` towards what the float model computes."""
 
     def rounder(sums: Sums) -> Callable[[RoundingTask], torch.Tensor]:
@@ -43,7 +43,7 @@ def run_gptaq(context: Context, config: GPTAQConfig) -> None:
     tune(context, rounder, config.inside_layer_modules, config.model_decoder_layers, paired=True)
 
 
-def run_qronos(context: Context, config: QronosConfig) -> None:
+def run_qronos(context: ModelContext, config: QronosConfig) -> None:
     """Tune the weights of ``context.model`` towards what the float model computes."""
 
     def rounder(sums: Sums) -> Callable[[RoundingTask], torch.Tensor]:

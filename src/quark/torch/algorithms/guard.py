@@ -21,7 +21,7 @@ from torch import nn
 from quark.dataclass import dataclass
 from quark.measure.score import WORTH
 from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
-from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.context import ModelContext
 
 MODEL_SAMPLES = 32  # that a model is judged on
 FEW = 4  # samples below which none are left to judge
@@ -102,7 +102,7 @@ def single(wanted: list[list[torch.Tensor]]) -> bool:
     return all(len(answers) == 1 for answers in wanted)
 
 
-def model_error(context: Context) -> Callable[[], float]:
+def model_error(context: ModelContext) -> Callable[[], float]:
     """A function: how far the answers of the model, quantized as it will be, are from those that it gives now."""
     found = output_distance(walk_of(context, ""), list(range(min(MODEL_SAMPLES, len(context.samples)))))
     return lambda: sum(found.errors())

@@ -13,7 +13,7 @@ import torch
 from quark.algorithms.hqq import Descent, HQQParameters, hqq
 from quark.errors import as_a
 from quark.numerics.elements import Int
-from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.context import ModelContext
 from quark.torch.config.algorithms import HQQConfig
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts, scale_of, zero_point_of
 from quark.torch.layers import own_parameter
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @torch.no_grad()
-def run_hqq(context: Context, config: HQQConfig) -> None:
+def run_hqq(context: ModelContext, config: HQQConfig) -> None:
     """Improve the scales of every integer weight of ``context.model``."""
     layers = [item.layer.module for item in context.found.quantized if item.stages["weight"]]
     warn_of_fixed([weight_quantizer(layer) for layer in layers])

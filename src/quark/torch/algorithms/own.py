@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from quark.errors import known
-from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.context import ModelContext
 from quark.torch.algorithms.inputs import Sums
 from quark.torch.algorithms.tune import RoundingTask, tune
 from quark.torch.config.algo_base import AlgoConfig
@@ -19,7 +19,7 @@ def array(x: torch.Tensor) -> np.ndarray:
     return x.detach().cpu().numpy()
 
 
-def run_own(context: Context, config: AlgoConfig) -> None:
+def run_own(context: ModelContext, config: AlgoConfig) -> None:
     """Round the weights of ``context.model`` by a function that was registered."""
     own = known(config.own, f"the function of {config.name!r}")
     values = {name: getattr(config, name) for name in own.settings}

@@ -29,7 +29,7 @@ from quark.errors import DataError
 from quark.numerics.elements import Int
 from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
-from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.context import ModelContext
 from quark.torch.algorithms.inputs import answer_of, find_groups, read
 from quark.torch.algorithms.tune import float_copy
 from quark.torch.algorithms.walk import Again, walk
@@ -60,7 +60,7 @@ class BlockPair:
 
 
 @torch.no_grad()
-def run_reconstruction(context: Context, config: Config) -> None:
+def run_reconstruction(context: ModelContext, config: Config) -> None:
     """Train the weights of ``context.model``.
 
     Raises:
@@ -89,7 +89,7 @@ def run_reconstruction(context: Context, config: Config) -> None:
     said("%s: %d of %d layers trained", config.name, trained, len(items))
 
 
-def trainable(context: Context, config: Config) -> dict[nn.Module, Match]:
+def trainable(context: ModelContext, config: Config) -> dict[nn.Module, Match]:
     """The layers whose weights the algorithm can train; those that it cannot are named."""
     weighted = [
         item for item in context.found.quantized if item.stages["weight"] and item.layer.kind.features is not None
@@ -107,7 +107,7 @@ def integers(item: Match) -> bool:
     return not others and part.stage.calibrated and isinstance(part.stage.format, Int) and not part.stage.real_zero
 
 
-def train_block(context: Context, config: Config, items: dict[nn.Module, Match], pair: BlockPair) -> int:
+def train_block(context: ModelContext, config: Config, items: dict[nn.Module, Match], pair: BlockPair) -> int:
     """Train the layers of one block; how many are different now."""
     layers = {key: module for key, module in pair.own.block.named_modules() if module in items}
     order = [key for group in find_groups(pair.own, layers) for key in group.layers]
@@ -152,7 +152,7 @@ def array(x: torch.Tensor) -> np.ndarray:
     return x.detach().float().cpu().numpy().copy()
 
 
-def train_layer(context: Context, config: Config, layer: nn.Module, name: str, data: Data) -> Trained:
+def train_layer(context: ModelContext, config: Config, layer: nn.Module, name: str, data: Data) -> Trained:
     """Train the weight of one layer, and give it to the layer where it is better."""
     weight, bias = own_parameter(layer).detach(), layer._parameters.get("bias")
     quantizer = layer._modules["bias_quantizer"]

@@ -17,7 +17,7 @@ from quark.torch.algorithms.autoround import run_autoround
 from quark.torch.algorithms.awq import run_awq
 from quark.torch.algorithms.bias import float_means, run_bias_correction
 from quark.torch.algorithms.cle import run_cle
-from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.context import ModelContext
 from quark.torch.algorithms.equalization import run_equalization
 from quark.torch.algorithms.gptq import run_gptaq, run_gptq, run_qronos
 from quark.torch.algorithms.hqq import run_hqq
@@ -62,7 +62,7 @@ class Algorithm:
     config: type[AlgoConfig]
     run: Callable[..., None]
     tunes: bool
-    begin: Callable[[Context, Any], Any] | None = None
+    begin: Callable[[ModelContext, Any], Any] | None = None
     codes: bool = False
 
 
@@ -137,7 +137,7 @@ def check_types(found: Matches, configs: Sequence[AlgoConfig]) -> None:
                 )
 
 
-def run_algorithms(configs: Sequence[AlgoConfig], context: Context, tunes: bool) -> None:
+def run_algorithms(configs: Sequence[AlgoConfig], context: ModelContext, tunes: bool) -> None:
     """Run the algorithms of one of the two times, in order."""
     chosen = [(algorithm_of(config), config) for config in configs]
     steps = [(row, config, for_layers(context, config.layers)) for row, config in chosen if row.tunes == tunes]
@@ -146,7 +146,7 @@ def run_algorithms(configs: Sequence[AlgoConfig], context: Context, tunes: bool)
         row.run(own, config, *first)
 
 
-def for_layers(context: Context, patterns: Sequence[str]) -> Context:
+def for_layers(context: ModelContext, patterns: Sequence[str]) -> ModelContext:
     """The context with the layers that ``patterns`` name, or with all.
 
     Raises:

@@ -34,7 +34,7 @@ from quark.algorithms.hadamard import Rotation, rotation
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
 from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
-from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.context import ModelContext
 from quark.torch.algorithms.guard import MODEL_SAMPLES, best_of, change_all, output_distance
 from quark.torch.config.algorithms import RotationConfig
 from quark.torch.layers import kind_of, own_parameter
@@ -68,7 +68,7 @@ class Turns:
         """The part of the model that a module is in: a block, or "" outside."""
         return next((block for block in self.structure.names if name.startswith(f"{block}.")), "")
 
-    def make(self, context: Context, part: str) -> None:
+    def make(self, context: ModelContext, part: str) -> None:
         """Turn one part of the model.
 
         Raises:
@@ -86,7 +86,7 @@ class Turns:
 
 
 @torch.no_grad()
-def run_rotation(context: Context, config: RotationConfig) -> None:
+def run_rotation(context: ModelContext, config: RotationConfig) -> None:
     """Rotate ``context.model``; with ``only_if_better``, by the turns that make its quantized answers better.
 
     Raises:
@@ -120,7 +120,7 @@ def described(turns: Turns) -> str:
 def together(turns: Sequence[Turns]) -> Change:
     """Several turns as one change."""
 
-    def change(context: Context, part: str) -> None:
+    def change(context: ModelContext, part: str) -> None:
         for turn in turns:
             turn.make(context, part)
 
@@ -174,14 +174,14 @@ def fits(walk: BlockWalk, turn: Turns) -> bool:
     return size is None or size not in SIZES or all(width % size == 0 and width > size for width in widths)
 
 
-def turned_by(context: Context, turn: Turns) -> list[str]:
+def turned_by(context: ModelContext, turn: Turns) -> list[str]:
     """The layers whose inputs a turn of R1 or R4 turns."""
     if turn.config.r4:
         return down_layers(context, turn)
     return [name for group in turn.structure.groups for name in group.linears]
 
 
-def turn_residual(context: Context, turns: Turns, part: str) -> None:
+def turn_residual(context: ModelContext, turns: Turns, part: str) -> None:
     """R1, offline: what reads and writes the residual stream in one part."""
     modules, config, structure = dict(context.model.named_modules()), turns.config, turns.structure
     readers = {group.norm: (*group.linears, *group.others) for group in structure.groups}
@@ -206,7 +206,7 @@ def turn_residual(context: Context, turns: Turns, part: str) -> None:
         untie(context)
 
 
-def untie(context: Context) -> None:
+def untie(context: ModelContext) -> None:
     """A head that shared its weight with the embedding no longer does, and the configuration says so."""
     config: Any = getattr(context.model, "config", None)
     if getattr(config, "tie_word_embeddings", False):
@@ -214,7 +214,7 @@ def untie(context: Context) -> None:
         context.undo.actions.append(lambda: setattr(config, "tie_word_embeddings", True))
 
 
-def fuse_norm(context: Context, group: NormGroup, modules: dict[str, nn.Module]) -> None:
+def fuse_norm(context: ModelContext, group: NormGroup, modules: dict[str, nn.Module]) -> None:
     """Move the weight of a norm into the layers that read it.
 
     Raises:
@@ -242,7 +242,7 @@ def writers(modules: dict[str, nn.Module], part: str, readers: set[str], size: i
             yield module
 
 
-def turn_values(context: Context, turns: Turns, part: str) -> None:
+def turn_values(context: ModelContext, turns: Turns, part: str) -> None:
     """R2: each head of the values.
 
     Raises:
@@ -270,7 +270,7 @@ def is_value(pair: LayerPair, structure: Structure) -> bool:
     return bool(groups) and groups[0] == first and pair == next(p for p in structure.pairs if p.block == pair.block)
 
 
-def turn_down(context: Context, turns: Turns, part: str) -> None:
+def turn_down(context: ModelContext, turns: Turns, part: str) -> None:
     """R4: the layers that read no norm and are not behind attention.
 
     Raises:
@@ -282,7 +282,7 @@ def turn_down(context: Context, turns: Turns, part: str) -> None:
     turn_inputs(context, turns, targets, part)
 
 
-def down_layers(context: Context, turns: Turns) -> list[str]:
+def down_layers(context: ModelContext, turns: Turns) -> list[str]:
     """The names of the layers of R4."""
     structure = turns.structure
     readers = {name for group in structure.groups for name in group.linears}
@@ -291,14 +291,14 @@ def down_layers(context: Context, turns: Turns) -> list[str]:
     return [name for name in quantized if turns.of(name) and name not in readers | values]
 
 
-def turn_readers(context: Context, turns: Turns, part: str) -> None:
+def turn_readers(context: ModelContext, turns: Turns, part: str) -> None:
     """R1, online: every quantized layer that reads a norm."""
     quantized = {item.layer.name for item in context.layers().values()}
     readers = [name for group in turns.structure.groups for name in group.linears if name in quantized]
     turn_inputs(context, turns, readers, part)
 
 
-def turn_inputs(context: Context, turns: Turns, names: Iterable[str], part: str) -> None:
+def turn_inputs(context: ModelContext, turns: Turns, names: Iterable[str], part: str) -> None:
     """Turn the inputs of those of the layers that are in a part."""
     modules = dict(context.model.named_modules())
     for name in names:
@@ -306,7 +306,7 @@ def turn_inputs(context: Context, turns: Turns, names: Iterable[str], part: str)
             turn_online(context, modules[name], turns.config.rotation_size)
 
 
-def turn_online(context: Context, module: nn.Module, block: int | None) -> None:
+def turn_online(context: ModelContext, module: nn.Module, block: int | None) -> None:
     """Turn the inputs of a layer when it runs, and its weight now."""
     turn = rotation(features(module), block)
     set_weight(context, module, turn.apply(out_in(module)))
@@ -337,14 +337,14 @@ def out_in(module: nn.Module) -> torch.Tensor:
     return weight.T if kind is not None and kind.transposed else weight
 
 
-def set_weight(context: Context, module: nn.Module, value: torch.Tensor) -> None:
+def set_weight(context: ModelContext, module: nn.Module, value: torch.Tensor) -> None:
     """Give a layer the weight ``value`` [out, in]."""
     kind = kind_of(module)
     stored = value.T.contiguous() if kind is not None and kind.transposed else value
     context.undo.set_parameter(module, "weight", stored)
 
 
-def turn_rows(context: Context, module: nn.Module, turn: Rotation, rows: torch.Tensor | None = None) -> None:
+def turn_rows(context: ModelContext, module: nn.Module, turn: Rotation, rows: torch.Tensor | None = None) -> None:
     """Turn what a layer writes; with ``rows``, only these, in runs of the rotation's size."""
 
     def turned(value: torch.Tensor) -> torch.Tensor:  # [.., out]

@@ -25,7 +25,7 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, known, unknown
 from quark.torch.algorithms.answers import BlockWalk, walk_of
 from quark.torch.algorithms.blocks import BlockRun, Stream, first
-from quark.torch.algorithms.context import Context, Undo, matrix
+from quark.torch.algorithms.context import ModelContext, Undo, matrix
 from quark.torch.algorithms.guard import best_change, change_all
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.layers import kind_of, known_kind, own_parameter
@@ -116,7 +116,7 @@ class ScalingChoice:
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-Chooser = Callable[[Context, Place, list[Match], PlaceInputs], torch.Tensor | None]
+Chooser = Callable[[ModelContext, Place, list[Match], PlaceInputs], torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Finisher:
         make: changes a reader from its values.
     """
 
-    find: Callable[[Context, list[Match], PlaceInputs, torch.Tensor | None], dict[str, torch.Tensor]]
-    make: Callable[[Context, Match, torch.Tensor], None]
+    find: Callable[[ModelContext, list[Match], PlaceInputs, torch.Tensor | None], dict[str, torch.Tensor]]
+    make: Callable[[ModelContext, Match, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def relative(place: Place) -> str:
 
 @torch.no_grad()
 def scale_places(
-    context: Context,
+    context: ModelContext,
     layers: Sequence[Mapping[str, Any]] | None,
     path: str,
     choose: Chooser,
@@ -243,14 +243,14 @@ def subsets(found: list[ScalingChoice]) -> Iterator[list[ScalingChoice]]:
     yield from (kinds if all(kinds) else [])
 
 
-def make(walk: BlockWalk, way: ScaleSearch, some: Sequence[ScalingChoice], context: Context, part: str) -> None:
+def make(walk: BlockWalk, way: ScaleSearch, some: Sequence[ScalingChoice], context: ModelContext, part: str) -> None:
     """Change what was chosen in one part of the model."""
     for choice in some:
         if part == (choice.place.block if choice.place.block in walk.blocks.modules else ""):
             apply(context, way, choice)
 
 
-def apply(context: Context, way: ScaleSearch, choice: ScalingChoice) -> None:
+def apply(context: ModelContext, way: ScaleSearch, choice: ScalingChoice) -> None:
     """Change one place."""
     if choice.scale is not None:
         fold(context, choice.place, choice.scale)
@@ -295,7 +295,7 @@ def choices(walk: BlockWalk, wanted: list[Place], way: ScaleSearch) -> list[Scal
 
 
 def choices_in(
-    context: Context, way: ScaleSearch, run: BlockRun, here: list[Place]
+    context: ModelContext, way: ScaleSearch, run: BlockRun, here: list[Place]
 ) -> tuple[list[ScalingChoice], list[Any]]:
     """What is chosen in one block, or was by an interrupted job; and what the block hands on."""
     kept = context.store.known(run.name)
@@ -313,7 +313,7 @@ def choices_in(
         undo.restore()
 
 
-def choice_at(context: Context, way: ScaleSearch, place: Place, seen: PlaceInputs) -> ScalingChoice:
+def choice_at(context: ModelContext, way: ScaleSearch, place: Place, seen: PlaceInputs) -> ScalingChoice:
     """What is chosen at one place, which is changed so."""
     readers = [way.items[reader] for reader in place.readers if reader in way.items]
     choice = ScalingChoice(place, way.choose(context, place, readers, seen))
@@ -345,7 +345,7 @@ def choices_of(here: list[Place], values: Mapping[str, torch.Tensor]) -> Iterato
 
 
 def read_block(
-    context: Context, run: BlockRun, here: list[Place], squares: bool
+    context: ModelContext, run: BlockRun, here: list[Place], squares: bool
 ) -> tuple[list[tuple[Place, PlaceInputs]], list[Any]]:
     """The inputs of the places of one block, and what it hands on, from one run per sample.
 
@@ -372,7 +372,7 @@ def read_block(
     return inputs, hidden
 
 
-def fold(context: Context, place: Place, s: torch.Tensor) -> None:
+def fold(context: ModelContext, place: Place, s: torch.Tensor) -> None:
     """Put the scales ``s`` (per input channel of the readers) into the weights around a place."""
     modules = dict(context.model.named_modules())
     source = modules[place.source]
@@ -401,7 +401,7 @@ def source_scales(source: nn.Module, channels: torch.Tensor, s: torch.Tensor) ->
     return shared_channels(s, channels.to(s.device), count)
 
 
-def effective(context: Context, place: Place, s: torch.Tensor) -> torch.Tensor:
+def effective(context: ModelContext, place: Place, s: torch.Tensor) -> torch.Tensor:
     """``s`` as ``fold`` will apply it: equal where input channels share a row of the source."""
     if place.channels is None:
         return s

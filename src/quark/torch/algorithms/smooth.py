@@ -18,7 +18,7 @@ import torch
 from quark.algorithms.awq import Pair, best_exponents, scale_of
 from quark.algorithms.smoothquant import smoothing_scales
 from quark.torch.algorithms.channels import by_channel
-from quark.torch.algorithms.context import Context, matrix
+from quark.torch.algorithms.context import ModelContext, matrix
 from quark.torch.algorithms.judge import ScaleJudge, judge_of
 from quark.torch.algorithms.scaling import Place, PlaceInputs, effective, scale_places
 from quark.torch.config.algorithms import AutoSmoothQuantConfig, SmoothQuantConfig
@@ -30,11 +30,11 @@ PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 GRID = ((0.0, 0.2, 0.4, 0.6, 0.8), (0.0, 0.2, 0.4, 0.6))
 
 
-def run_smooth(context: Context, config: SmoothQuantConfig) -> None:
+def run_smooth(context: ModelContext, config: SmoothQuantConfig) -> None:
     """SmoothQuant at every place of the model."""
     alpha = config.alpha
 
-    def choose(context: Context, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
+    def choose(context: ModelContext, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
         judge, ranges = judge_of(items, inputs), weight_ranges(items)
         whole = smoothing_scales(inputs.amax, ranges, alpha, config.scale_clamp_min)
         grid = [part * alpha for part in PARTS], [part * (1 - alpha) for part in PARTS]
@@ -43,11 +43,11 @@ def run_smooth(context: Context, config: SmoothQuantConfig) -> None:
     scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, squares=True)
 
 
-def run_autosmooth(context: Context, config: AutoSmoothQuantConfig) -> None:
+def run_autosmooth(context: ModelContext, config: AutoSmoothQuantConfig) -> None:
     """The best exponents at every place of the model."""
     power = POWERS[config.compute_scale_loss]
 
-    def choose(context: Context, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
+    def choose(context: ModelContext, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
         judge = judge_of(items, inputs, power)
         return search(context, place, judge, (inputs.amax, weight_ranges(items)), GRID)
 
@@ -60,7 +60,7 @@ def weight_ranges(items: Iterable[Match]) -> torch.Tensor:
 
 
 def search(
-    context: Context,
+    context: ModelContext,
     place: Place,
     judge: ScaleJudge,
     channels: tuple[torch.Tensor, torch.Tensor],
@@ -89,7 +89,7 @@ def search(
 
 
 def measured(
-    context: Context, place: Place, judge: ScaleJudge, candidates: Iterable[torch.Tensor]
+    context: ModelContext, place: Place, judge: ScaleJudge, candidates: Iterable[torch.Tensor]
 ) -> Iterator[tuple[float, torch.Tensor]]:
     """Candidates as they would be applied, with their errors."""
     for candidate in candidates:
@@ -97,7 +97,9 @@ def measured(
         yield judge.error(s), s
 
 
-def best(context: Context, place: Place, judge: ScaleJudge, candidates: Iterable[torch.Tensor]) -> torch.Tensor | None:
+def best(
+    context: ModelContext, place: Place, judge: ScaleJudge, candidates: Iterable[torch.Tensor]
+) -> torch.Tensor | None:
     """The candidate with the least error, as it would be applied, if that is less than without scales."""
     return keep_best(place, judge, measured(context, place, judge, candidates))
 

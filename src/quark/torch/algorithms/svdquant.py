@@ -14,7 +14,7 @@ from torch import nn
 
 from quark.algorithms.svdquant import ALPHAS, LowRankSplit, best_split, is_excluded
 from quark.errors import DataError
-from quark.torch.algorithms.context import Context, matrix, new_quantizer
+from quark.torch.algorithms.context import ModelContext, matrix, new_quantizer
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.algorithms.scaling import ROWS, PlaceInputs
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @torch.no_grad()
-def run_svdquant(context: Context, config: SVDQuantConfig) -> None:
+def run_svdquant(context: ModelContext, config: SVDQuantConfig) -> None:
     """Wrap the large linear layers of ``context.model``.
 
     Raises:
@@ -52,7 +52,7 @@ def is_wanted(item: Match, config: SVDQuantConfig) -> bool:
     )
 
 
-def read_all(context: Context, items: list[Match]) -> dict[nn.Module, PlaceInputs]:
+def read_all(context: ModelContext, items: list[Match]) -> dict[nn.Module, PlaceInputs]:
     """The inputs of layers, from one run of the float model per sample."""
     names = {item.layer.name: item.layer.module for item in items}
     keep = max(1, ROWS // len(context.samples))
@@ -69,7 +69,7 @@ def read_all(context: Context, items: list[Match]) -> dict[nn.Module, PlaceInput
     return found
 
 
-def correct(context: Context, item: Match, inputs: PlaceInputs, config: SVDQuantConfig) -> None:
+def correct(context: ModelContext, item: Match, inputs: PlaceInputs, config: SVDQuantConfig) -> None:
     """Find the best smoothing of one layer and wrap it, if that pays."""
     weight, rows = matrix(item.layer.module, item.layer.kind), inputs.sample[:ROWS]
     wanted = rows @ weight.T
@@ -93,7 +93,7 @@ def error_of(item: Match, parts: LowRankSplit, x: torch.Tensor, wanted: torch.Te
     return float((quantized + x @ parts.down.T @ parts.up.T - wanted).square().mean())
 
 
-def wrap(context: Context, item: Match, parts: LowRankSplit, s: torch.Tensor) -> None:
+def wrap(context: ModelContext, item: Match, parts: LowRankSplit, s: torch.Tensor) -> None:
     """Put ``ErrorCorrected`` in the place of a layer, under all its names."""
     layer = item.layer.module
     stored = parts.residual.T.contiguous() if item.layer.kind.transposed else parts.residual

@@ -23,7 +23,7 @@ from quark.algorithms.columns import Columns
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
 from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
-from quark.torch.algorithms.context import Context, float_weights, matrix, set_matrix
+from quark.torch.algorithms.context import ModelContext, float_weights, matrix, set_matrix
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.inputs import SharedInput, Sums, collect, find_groups
 from quark.torch.algorithms.walk import Again, walk
@@ -65,7 +65,7 @@ Rounder = Callable[
 
 
 @torch.no_grad()
-def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", paired: bool = False) -> None:
+def tune(context: ModelContext, rounder: Rounder, inside: list[str], path: str = "", paired: bool = False) -> None:
     """Replace the weights of all linear layers in the blocks by values on their grids.
 
     Args:
@@ -98,7 +98,7 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
 
 
 def tune_block(
-    context: Context, rounder: Rounder, inside: list[str], run: BlockRun, reference: BlockRun | None = None
+    context: ModelContext, rounder: Rounder, inside: list[str], run: BlockRun, reference: BlockRun | None = None
 ) -> None:
     """Round the weights of one block."""
     items, name = context.layers(), run.name
@@ -114,7 +114,9 @@ def tune_block(
                 round_layer(context, items[layers[layer]], rounding, sums)
 
 
-def round_layer(context: Context, item: Match, rounding: Callable[[RoundingTask], torch.Tensor], sums: Sums) -> None:
+def round_layer(
+    context: ModelContext, item: Match, rounding: Callable[[RoundingTask], torch.Tensor], sums: Sums
+) -> None:
     """Round one weight, and keep the better of the result and of rounding to nearest, row by row."""
     module, kind = item.layer.module, item.layer.kind
     weight, quantizer = matrix(module, kind), weight_quantizer(module)
@@ -185,7 +187,7 @@ def batches(groups: list[SharedInput], inside: list[str], whole: bool) -> Iterab
     return sorted(found.values(), key=rank)
 
 
-def say_untuned(context: Context, inside: list[str], blocks: dict[str, nn.Module]) -> None:
+def say_untuned(context: ModelContext, inside: list[str], blocks: dict[str, nn.Module]) -> None:
     """Name the quantized layers that stay rounded to nearest, where the configuration does not choose them itself."""
     tuned = {module for block in blocks.values() for module in block.modules()} & context.layers().keys()
     layers = [item.layer for item in context.found.quantized if item.stages["weight"]]
@@ -196,7 +198,7 @@ def say_untuned(context: Context, inside: list[str], blocks: dict[str, nn.Module
         log.warning(f"only linear layers in decoder blocks are tuned; {rest}", len(left), shown)
 
 
-def check_inside(inside: list[str], context: Context, blocks: dict[str, nn.Module]) -> None:
+def check_inside(inside: list[str], context: ModelContext, blocks: dict[str, nn.Module]) -> None:
     """Every name of ``inside_layer_modules`` is a layer of a block.
 
     Raises:

@@ -24,7 +24,7 @@ from quark.algorithms.hadamard import Rotation
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
-from quark.torch.algorithms.context import Context, Undo
+from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.registry import run_algorithms
 from quark.torch.calibration import evaluating
 from quark.torch.config.algorithms import AlgoConfig
@@ -70,7 +70,7 @@ def changed_model(job: RunInFiles, early: Sequence[AlgoConfig]) -> Changes:
     tied = is_tied(model)
     before = outside(store)
     with evaluating(model):
-        run_algorithms(early, Context(model, list(job.samples), found, Undo(), store), tunes=False)
+        run_algorithms(early, ModelContext(model, list(job.samples), found, Undo(), store), tunes=False)
     new = {name: value for name, value in outside(store).items() if value is not before[name]}
     store.tensors.update(store.write(OUTSIDE, {name: value.detach() for name, value in new.items()}))
     moved = {name: stored for name, stored in store.tensors.items() if stored is not skeleton.tensors.get(name)}

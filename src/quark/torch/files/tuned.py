@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from quark.dataclass import dataclass
-from quark.torch.algorithms.context import Context, Undo
+from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.registry import run_algorithms
 from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import AlgoConfig
@@ -147,7 +147,7 @@ def tuned_weights(job: RunInFiles, algorithm: AlgoConfig, changes: Changes) -> T
         prepare(found, ranges=False)
         find_targets(model, job.config).attach(undo)
         model.eval()
-        run_algorithms([algorithm], Context(model, list(job.samples), found, store.undo, store), tunes=True)
+        run_algorithms([algorithm], ModelContext(model, list(job.samples), found, store.undo, store), tunes=True)
     paths = {block: journal.file(entry_of(block)) for block in blocks}
     return {
         f"{name}.{key}": path
