@@ -323,7 +323,7 @@ def test_a_lost_model_says_what_helps_and_the_command_works(
     The clock counts how often it is looked at, so that as many recipes are tried on a slow machine as on a fast one.
     """
     looks = itertools.count()
-    monkeypatch.setattr("quark.onnx.recipes.time", SimpleNamespace(perf_counter=lambda: float(next(looks))))
+    monkeypatch.setattr("quark.onnx.climb.time", SimpleNamespace(perf_counter=lambda: float(next(looks))))
     monkeypatch.setattr("quark.cli.verdicts.SECONDS", 14.0)
     samples = str(folder / "samples.npz")
     bad = ["--preset", "S8S8_AAWS", "--set", "Percentile=60"]

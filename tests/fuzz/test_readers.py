@@ -39,7 +39,7 @@ APART = {
         "onnx.injected", "onnx.layer_runs", "torch.layer_runs", "torch.one_pass", "onnx.kernel_times", "onnx.scratch",
         "torch.export.shards",
         "onnx.algorithms.samples",
-        "files.lock", "files.atomic", "onnx.recipes",
+        "files.lock", "files.atomic", "onnx.climb",
     ),
     "its first bytes, whatever they are": ("onnx.graph.other_formats",),
     "a digest of bytes, whatever they are": ("files.identity", "search.function.digest_of"),

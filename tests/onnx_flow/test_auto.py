@@ -18,9 +18,10 @@ from quark.cli import main
 from quark.demo import data
 from quark.errors import ConfigError
 from quark.onnx.auto import OnnxSearch, auto, quantized
+from quark.onnx.climb import Climb
 from quark.onnx.compare import compare
 from quark.onnx.latency import median_seconds
-from quark.onnx.recipes import RECIPES, Choice, Climb
+from quark.onnx.recipes import RECIPES, Choice
 from quark.onnx.trials import PURPOSES, OnnxGoal, OnnxTrial
 from quark.report.verdict import Judged, worst
 from quark.search.parts import split
@@ -168,7 +169,7 @@ def test_a_ledger_goes_on_to_the_same_bytes_without_a_trial_made_again(
         return quantized(self, choice, path)
 
     monkeypatch.setattr(OnnxSearch, "_quantized", counted)
-    monkeypatch.setattr("quark.onnx.recipes.RECIPES", ())  # all trials end in time
+    monkeypatch.setattr("quark.onnx.climb.RECIPES", ())  # all trials end in time
     monkeypatch.setattr("quark.onnx.auto.TIMED", 0.0)  # sizes decide
     monkeypatch.setattr(OnnxSearch, "layers_apart", lambda *args: None)
     found = []
@@ -330,7 +331,7 @@ def test_the_last_five_lines_tell_the_verdict_and_what_to_type(
 ) -> None:
     words, code, told = ENDS[end]
     monkeypatch.setattr("quark.onnx.auto.RECIPES", ())
-    monkeypatch.setattr("quark.onnx.recipes.RECIPES", ())
+    monkeypatch.setattr("quark.onnx.climb.RECIPES", ())
     monkeypatch.setattr("quark.onnx.auto.OnnxSearch.layers_apart", lambda *args: None)
     (tmp_path / "task.py").write_text(TASK)
     given = {"--data": str(folder / "samples.npz"), "--for": "npu", "--minutes": "0"}

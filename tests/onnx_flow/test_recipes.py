@@ -9,29 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from tests.onnx_flow import models
 
 from quark.config.presets import PRESETS
 from quark.errors import ConfigError
+from quark.measure.answers import Answers
+from quark.measure.distance import Distance
 from quark.onnx import Config
-from quark.onnx.recipes import (
-    GOOD,
-    RECIPES,
-    Attempt,
-    Choice,
-    Climb,
-    Recipe,
-    Situation,
-    _option,
-    _ordered,
-    layers_apart,
-    wider,
-)
+from quark.onnx.climb import GOOD, Attempt, Climb, _ordered, layers_apart
+from quark.onnx.recipes import RECIPES, Choice, Recipe, Situation, _option, wider
 from quark.onnx.trial_files import quantized
 from quark.onnx.trials import PURPOSES
-from quark.report.verdict import Judged
+from quark.report.verdict import Judged, judge
 
 EVERYTHING = Situation(
     frozenset(["Concat", "Conv", "MatMul", "Softmax"]),
@@ -153,6 +145,33 @@ def test_what_is_no_better_by_a_tenth_of_a_decibel_is_not_advised(
     assert Attempt(Choice("A8W8"), ours).beats(Attempt(Choice("A8W8"), theirs)) is better
 
 
+def _keeping(kept: np.ndarray, sqnr: float) -> Judged:
+    """An output that keeps these answers, one number a sample of ten."""
+    answers = Answers("classes", kept.tolist(), [10.0] * len(kept))
+    return judge("y", Distance(signal=10 ** (sqnr / 10), noise=1.0, count=1), answers)
+
+
+@pytest.mark.parametrize(
+    ("steps", "decibels", "better"),
+    [
+        ([1, 0] * 10, 0.0, True),  # half of 20 samples keep one answer more
+        ([1, 0] * 10, -3.0, True),
+        ([3, -2, 2, -3, 3, -1, 0, 0] * 2, -1.5, False),  # more answers here, fewer there: 1.3 points of 10 ± 2
+        ([3, -2, 2, -3, 3, -1, 0, 0] * 2, 1.5, True),
+        ([-3, 2, -2, 3, -3, 1, 0, 0] * 2, 1.5, True),  # what is lost by chance does not outweigh decibels
+        ([-1, 0] * 10, 1.5, False),
+        ([0] * 19 + [4], -1.5, False),  # one sample alone
+    ],
+)
+def test_answers_that_are_kept_by_chance_do_not_make_a_configuration_better(
+    steps: list[int], decibels: float, better: bool
+) -> None:
+    theirs = np.full(len(steps), 6.0)
+    ours, base = _keeping(theirs + steps, 12.0 + decibels), _keeping(theirs, 12.0)
+    assert ours.level == base.level and ours.without
+    assert Attempt(Choice("A8W8"), ours).beats(Attempt(Choice("A8W8"), base)) is better
+
+
 def test_it_stops_when_the_model_is_good_and_when_the_time_is_over() -> None:
     good, count = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, lambda one: judged(30.0, GOOD))
     assert count == 1 and good.judged is not None and good.judged.level == GOOD
@@ -230,7 +249,7 @@ def test_time_is_kept_for_more_bits_while_the_model_is_lost(level: int) -> None:
         return judged(0.5, level)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quark.onnx.recipes.time.perf_counter", lambda: now[0])
+        patch.setattr("quark.onnx.climb.time.perf_counter", lambda: now[0])
         improve(Attempt(Choice("A8W8"), judged(1.0, level)), EVERYTHING, measure, seconds=60)
     assert len(tried) == 5 and ("A16W8" in tried) is (level == 0)
 
@@ -373,7 +392,7 @@ def test_attempts_begin_where_they_end_in_time_exactly(monkeypatch: pytest.Monke
         now[0] = 0.0
         return Climb(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, slowest=11.0, end=end)
 
-    monkeypatch.setattr("quark.onnx.recipes.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("quark.onnx.climb.time.perf_counter", lambda: now[0])
     for slow, end, tried, slowest in ((False, 10.0, 0, 11.0), (False, 11.0, 1, 44.0), (True, 44.0, 1, 11.0)):
         made = climb(end)
         made.over([_row("a", slow=slow)])

@@ -30,7 +30,7 @@ from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import is_float16, on_cpu
 from quark.onnx.quantization.config.config import QuantizationConfig
-from quark.onnx.recipes import Attempt, Choice, Climb, Situation, with_algorithms
+from quark.onnx.recipes import Choice, Situation, with_algorithms
 from quark.onnx.result import Result
 from quark.report.tables import brief
 from quark.report.verdict import (
@@ -195,6 +195,8 @@ def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[A
     judged = worst(found.outputs, found.answers)
     if subject.choice is None or judged is None or judged.level == len(LEVELS) - 1:
         return []
+    from quark.onnx.climb import Attempt, Climb
+
     reader, chosen = samples
 
     def measure(choice: Choice) -> Judged | None:

@@ -31,6 +31,7 @@ import numpy as np
 from quark.dataclass import dataclass
 from quark.measure.boxes import COORDINATES, form_of, likelier, matched
 from quark.measure.logits import Reading, reading_of
+from quark.measure.score import groups_of
 from quark.measure.signals import is_signal
 
 Kind = Literal["classes", "scores", "boxes", "labels", "values"]
@@ -123,6 +124,15 @@ class Answers:
         """Share of the float model's answers that are kept, 0..1; None where there are too few to tell."""
         total = sum(self.total)
         return sum(self.kept) / total if total >= FEW else None
+
+    @property
+    def without(self) -> tuple[float, ...]:
+        """The share without each group of samples; empty where one of them holds nearly all answers."""
+        kept, total = np.asarray(self.kept), np.asarray(self.total)
+        if self.share is None or len(total) < 2:
+            return ()
+        rest = [(kept.sum() - kept[group].sum(), total.sum() - total[group].sum()) for group in groups_of(len(total))]
+        return tuple(float(one / count) for one, count in rest) if all(count > 0 for _, count in rest) else ()
 
     @property
     def few(self) -> bool:

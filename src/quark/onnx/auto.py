@@ -26,6 +26,7 @@ from quark.files.journal import Journal
 from quark.measure.answers import Answers
 from quark.measure.score import Score, by_chance
 from quark.onnx import fingerprint
+from quark.onnx.climb import GOOD, SLOW, Attempt, Climb, layers_apart
 from quark.onnx.compare import compare
 from quark.onnx.describe import describe, file_bytes
 from quark.onnx.graph import model as files
@@ -33,7 +34,7 @@ from quark.onnx.graph.libraries import library_files
 from quark.onnx.latency import median_seconds
 from quark.onnx.one_pass import estimate
 from quark.onnx.quantization.config.config import Config
-from quark.onnx.recipes import GOOD, QUICKER, RECIPES, SLOW, Attempt, Choice, Climb, Situation, layers_apart, wider
+from quark.onnx.recipes import QUICKER, RECIPES, Choice, Situation, wider
 from quark.onnx.trial_files import probed, quantized
 from quark.onnx.trials import OnnxGoal, OnnxOutcome, OnnxTrial, Probed, entry_of, identity_of, remembered
 from quark.onnx.tuned_speed import repeating
@@ -227,8 +228,9 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
             return None
         level = GOOD if trial.passes else min(judged.level, GOOD - 1)
         first = next((one for one in self.trials if one.value is not None), trial)  # one scale for all of them
-        value = trial.value if trial.value is not None and self.told(first) else judged.value
-        return replace(judged, level=level, value=value)
+        if trial.value is not None and self.told(first):
+            return replace(judged, level=level, value=trial.value, without=())
+        return replace(judged, level=level)
 
     def rank(self, trial: OnnxTrial) -> tuple[float, ...]:
         """The better, the larger."""

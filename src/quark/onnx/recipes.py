@@ -1,17 +1,15 @@
 """What an expert would try where a quantized model has lost too much: named rows, tried on the model itself.
 
 A ``Choice`` is a configuration as the command line and a configuration file spell it; a ``Recipe`` is one change of it,
-the condition under which it could help, and the cause that it mends, in words. ``Climb`` tries the rows that apply,
-one after the other, and keeps what makes the judged output better, until the model is good or the time is over.
+the condition under which it could help, and the cause that it mends, in words. ``quark.onnx.climb`` tries those that
+apply.
 
 To add a recipe, add a row to ``RECIPES``: cheap and likely ones first.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -21,13 +19,9 @@ from quark.numerics.formats import Int, get_format
 from quark.onnx.config_file import config_of
 from quark.onnx.quantization.config.config import Config, QuantizationConfig
 from quark.onnx.quantization.config.tuners import algorithm, preset_tuners
-from quark.report.verdict import LEVELS, Judged
 
-GOOD = len(LEVELS) - 1
 LIBRARIES = "UserCustomOpLibPath"
 """The option that belongs to the model, not to a choice: it is in no name."""
-SLOW = 4
-"""How many times as long as the others a slow recipe takes, about."""
 
 
 @dataclass(frozen=True)
@@ -342,159 +336,3 @@ def wider(preset: str) -> str | None:
 def _widened(preset: str) -> str:
     suffix = "_PER_CHANNEL" if preset.endswith("_PER_CHANNEL") else ""
     return f"{_WIDER[preset.removesuffix(suffix)]}{suffix}"
-
-
-def layers_apart(best: Attempt, ranked: Sequence[str], wide: str, most: float = 0.5) -> Iterator[Choice]:
-    """The choice with the layers that lose most, alone, in another precision: one layer, then twice as many, and so on.
-
-    Args:
-        best: what is not good enough.
-        ranked: names of the layers, the one that loses most first.
-        wide: what they get: "float", or a preset of more bits.
-        most: the part of the layers that may get it, rounded up; never all.
-    """
-    count = 1
-    while count <= min(math.ceil(most * len(ranked)), len(ranked) - 1):  # all of them do not stand apart
-        yield replace(best.choice, layers=dict.fromkeys(ranked[:count], wide))
-        count *= 2
-
-
-#: By how much a configuration must be better than another, in kept answers and in dB, to be preferred to it.
-CLEAR_SHARE, CLEAR_DECIBELS = 0.005, 0.1
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A configuration that was tried and what came of it; ``causes``: what its recipes mend."""
-
-    choice: Choice
-    judged: Judged | None
-    causes: tuple[str, ...] = ()
-
-    @property
-    def rank(self) -> tuple[int, float, float]:
-        """The better, the larger; decibels decide between equal shares of answers."""
-        judged = self.judged
-        return (-1, 0.0, 0.0) if judged is None else (judged.level, round(judged.value, 2), judged.sqnr)
-
-    def beats(self, other: Attempt) -> bool:
-        """Whether it is clearly better: a level higher, or more answers kept, or as many and less noise."""
-        ours, theirs = self.judged, other.judged
-        if ours is None or theirs is None:
-            return ours is not None
-        if ours.level != theirs.level:
-            return ours.level > theirs.level
-        shares = 0.0 if ours.value == ours.sqnr else ours.value - theirs.value
-        return shares > CLEAR_SHARE or (shares >= -CLEAR_SHARE and ours.sqnr - theirs.sqnr > CLEAR_DECIBELS)
-
-
-Probe = Callable[[Sequence[Choice]], Sequence[tuple[float, ...] | None]]
-
-
-@dataclass
-class Climb:
-    """Recipes one after the other on the best so far.
-
-    What the engine proposed comes first. The other recipes are then compared, each alone and on few samples, and tried
-    in full in the order in which they did: the better half, the slow ones, the other half, each on the best so far.
-    No attempt begins that would, at the pace of the slowest before, end too late.
-
-    Attributes:
-        first: what was quantized, and how it was judged.
-        situation: which recipes apply.
-        measure: quantizes a choice and judges it.
-        pace: seconds that recipes took, by name, on another configuration of the model; those of this one are added.
-        slowest: seconds that an attempt took, at most; at first those of the first one.
-        best: so far.
-        trying: what ``measure`` is asked about, with the causes that it mends; not judged yet.
-        tried: how many were measured.
-    """
-
-    first: Attempt
-    situation: Situation
-    measure: Callable[[Choice], Judged | None]
-    pace: dict[str, float] = field(default_factory=dict)
-    slowest: float = 0.0
-    tried: int = 0
-    end: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.best = self.trying = self.first
-
-    def within(self, seconds: float, probe: Probe | None = None) -> Attempt:
-        """The best found within about ``seconds``.
-
-        Args:
-            seconds: for all attempts.
-            probe: ranks the first choice and its changes on few samples, larger is better; None: not known; no numbers:
-                the model of one before it, which comes last. Without it they come in their order.
-        """
-        self.proposed(seconds)
-        return self.others(max(0.0, self.end - time.perf_counter()), probe)
-
-    def proposed(self, seconds: float) -> Attempt:
-        """The best with what the engine itself proposed: quick, and likely to help."""
-        self.end = time.perf_counter() + seconds
-        self.over([recipe for recipe in RECIPES if recipe.first])
-        return self.best
-
-    def others(self, seconds: float, probe: Probe | None = None) -> Attempt:
-        """The best with all other recipes."""
-        self.end = time.perf_counter() + seconds
-        rows = [recipe for recipe in RECIPES if not recipe.first]
-        if probe is not None and self.open():
-            rows = _ordered(rows, self.best.choice, self.situation, probe)
-        self.over(rows)
-        return self.best
-
-    def open(self, recipe: Recipe | None = None, kept: float = 0.0) -> bool:
-        """Whether another attempt makes sense: with ``kept`` seconds left, at its own pace or that of the slowest."""
-        done = self.best.judged is not None and self.best.judged.level >= GOOD
-        usual = self.slowest * (SLOW if recipe is not None and recipe.slow else 1)
-        own = usual if recipe is None else self.pace.get(recipe.name, usual)
-        return not done and time.perf_counter() + own + kept <= self.end
-
-    def over(self, rows: Sequence[Recipe]) -> None:
-        """Try rows, and keep what is better."""
-        for recipe in rows:
-            if not self.open(recipe, self._kept(rows, recipe)) or not recipe.applies(self.situation, self.best.choice):
-                continue
-            choice, start = recipe.change(self.best.choice), time.perf_counter()
-            if choice == self.best.choice:  # told so already
-                continue
-            self.trying = Attempt(choice, None, (*self.best.causes, recipe.cause))
-            attempt = replace(self.trying, judged=self.measure(choice))
-            self.pace[recipe.name] = time.perf_counter() - start
-            self.slowest = max(self.slowest, self.pace[recipe.name] / (SLOW if recipe.slow else 1))
-            self.tried += 1
-            if attempt.beats(self.best):
-                self.best = self._alone(recipe, attempt)
-
-    def _kept(self, rows: Sequence[Recipe], recipe: Recipe) -> float:
-        """Seconds for the row that likely helps a model that is lost still."""
-        lost = self.best.judged is None or self.best.judged.level == 0
-        left = any(row.last and row.applies(self.situation, self.best.choice) for row in rows)
-        return self.slowest if lost and left and not recipe.last else 0.0
-
-    def _alone(self, recipe: Recipe, attempt: Attempt) -> Attempt:
-        """What made the model good, without what came before where that is enough: one cause, a short command."""
-        good = attempt.judged is not None and attempt.judged.level >= GOOD
-        fits = recipe.applies(self.situation, self.first.choice)
-        if not good or not fits or len(attempt.causes) == 1 or time.perf_counter() + self.slowest > self.end:
-            return attempt
-        self.trying = Attempt(recipe.change(self.first.choice), None, (recipe.cause,))
-        alone = replace(self.trying, judged=self.measure(self.trying.choice))
-        self.tried += 1
-        return alone if alone.judged is not None and alone.judged.level >= GOOD else attempt
-
-
-def _ordered(rows: Sequence[Recipe], base: Choice, situation: Situation, probe: Probe) -> list[Recipe]:
-    """Quick rows by what they did alone on few samples, the better half in front of the slow ones."""
-    quick = [row for row in rows if not row.slow and row.applies(situation, base) and row.change(base) != base]
-    ranks = list(probe([base, *(row.change(base) for row in quick)]))[1:]
-    known = [(rank, row) for rank, row in zip(ranks, quick, strict=True) if rank]
-    idle = [row for rank, row in zip(ranks, quick, strict=True) if rank == ()]
-    order = [row for _, row in sorted(known, key=lambda one: one[0], reverse=True)]
-    half = order[: (len(order) + 1) // 2]
-    rest = [row for row in rows if not row.slow and row not in half and row not in idle]
-    return [*half, *(row for row in rows if row.slow), *rest, *idle]  # what is put back on few samples may help on all

@@ -8,13 +8,14 @@ from pathlib import Path
 from quark.errors import DataError, QuarkError
 from quark.files.private import private_folder
 from quark.onnx import fingerprint
+from quark.onnx.climb import Attempt
 from quark.onnx.compare import compare
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.shapes import leave_unsaid
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantizer import ModelQuantizer
-from quark.onnx.recipes import LIBRARIES, Attempt, Choice
+from quark.onnx.recipes import LIBRARIES, Choice
 from quark.onnx.result import Result
 from quark.onnx.trials import Probed
 from quark.report.verdict import worst

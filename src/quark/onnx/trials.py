@@ -167,6 +167,7 @@ class _Tried(_Failed):
     reason: str
     value: float
     sqnr: float
+    without: list[float] = Field(default_factory=list)
 
 
 class Probed(Schema):
@@ -185,7 +186,8 @@ def remembered(book: Journal, trial: OnnxTrial) -> tuple[OnnxTrial, list[str]] |
     kept = book.done(f"trial {trial.name}", _Tried | _Failed)
     if kept is None:
         return None
-    judged = Judged(**{one.name: getattr(kept, one.name) for one in fields(Judged)}) if hasattr(kept, "level") else None
+    own = {one.name: getattr(kept, one.name) for one in fields(Judged)} if isinstance(kept, _Tried) else None
+    judged = None if own is None else Judged(**{**own, "without": tuple(own["without"])})
     told: dict[str, Any] = {name: getattr(kept, name) for name in ("error", "chance", "digest", "same", "bytes")}
     if kept.tuned is not None and trial.choice is not None:
         options = {**trial.choice.options, "TuneSpeed": False, "TunedFloat": kept.tuned}

@@ -21,6 +21,7 @@ from typing import Any
 from quark.dataclass import dataclass
 from quark.measure.answers import Answers
 from quark.measure.distance import Distance
+from quark.measure.score import Score
 from quark.report.tables import decibels, file_size, milliseconds
 
 LEVELS = ("lost", "doubtful", "good")
@@ -61,6 +62,7 @@ class Judged:
         reason: what decided, in words.
         value: what decided: the share of answers that is kept, or dB where there are none.
         sqnr: dB, in any case.
+        without: ``value`` without each group of samples (``quark.measure.score``), where it is a share of answers.
     """
 
     name: str
@@ -68,6 +70,12 @@ class Judged:
     reason: str
     value: float
     sqnr: float
+    without: tuple[float, ...] = ()
+
+    @property
+    def score(self) -> Score:
+        """What decided, with what is known of samples."""
+        return Score(self.value, self.without)
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,8 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
         level = max(by_energy - 1, min(by_energy + 1, _by_classes(by_energy, share, answers)))
     error = "" if math.isnan(answers.error) else f" ± {100 * answers.error:.1f}"
     said = f"{name} keeps {100 * share:.1f}{error} % of the float model's {_WORDS[str(answers.kind)]}"
-    return Judged(name, level, f"{said}, SQNR {decibels(sqnr)}" if distance.count else said, share, sqnr)
+    reason = f"{said}, SQNR {decibels(sqnr)}" if distance.count else said
+    return Judged(name, level, reason, share, sqnr, answers.without)
 
 
 def _by_classes(by_energy: int, share: float, answers: Answers) -> int:
