@@ -21,6 +21,8 @@ from benchmarks import record
 from benchmarks.torch_quality import examples
 from quark.torch import ModelQuantizer
 from quark.torch.quantization.config.config import (
+    AdaQuantConfig,
+    AdaRoundConfig,
     AlgoConfig,
     BiasCorrectionConfig,
     ChannelEqualizationConfig,
@@ -44,6 +46,9 @@ ALGORITHMS: dict[str, list[AlgoConfig]] = {
     "CLE": [CLEConfig()],
     "CE": [ChannelEqualizationConfig()],
     "BC": [BiasCorrectionConfig()],
+    "BC gain": [BiasCorrectionConfig(gain=True)],
+    "AdaRound": [AdaRoundConfig(num_iterations=200, batch_size=4)],
+    "AdaQuant": [AdaQuantConfig(num_iterations=200, batch_size=4)],
     "CE, BC": [ChannelEqualizationConfig(), BiasCorrectionConfig()],
 }
 CALIBRATION = 16

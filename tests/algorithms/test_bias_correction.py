@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from quark.algorithms.bias_correction import channel_means, corrected, gains, shrunk
+from quark.algorithms.bias_correction import channel_means, corrected, gains, room, shrunk
+from quark.numerics.formats import FORMATS
 
 
 def test_samples_of_unequal_size_count_by_their_positions() -> None:
@@ -61,3 +63,14 @@ def test_noise_is_no_gain() -> None:
     means = channel_means(y, 1), channel_means(found, 1)
     left = gains(zip(y, found, strict=True), 1, means) - 1
     assert (left == 0).sum() > 250 and np.abs(left).mean() < 0.05
+
+
+@pytest.mark.parametrize(("name", "zero"), [("int8", 0), ("uint8", 0), ("uint8", 10), ("uint4", 15), ("int8", -100)])
+def test_a_weight_grows_as_far_as_its_codes_reach(name: str, zero: int) -> None:
+    row = FORMATS[name]
+    codes = np.arange(max(row.min, -row.max), row.max + 1)
+    weight = 0.1 * (codes - zero)
+    weight = weight[weight != 0]
+    grown = weight * room(weight, np.full(weight.shape, 0.1), np.full(weight.shape, zero), row)
+    ends = np.where(weight > 0, codes[-1], codes[0])
+    np.testing.assert_allclose(grown / 0.1 + zero, ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,11 +19,16 @@ from quark.torch.quantization.config.config import (
     Int8PerTensorSpec,
     QConfig,
     QLayerConfig,
+    QTensorConfig,
+    Uint4PerTensorSpec,
 )
+from quark.torch.quantization.config.type import QSchemeType
+from quark.torch.quantization.observer.observer import PerTensorPercentileObserver
 from quark.torch.structure_channels import find_spreads
 
 INT8 = QLayerConfig(weight=Int8PerTensorSpec().to_quantization_spec())
 INT4 = QLayerConfig(weight=Int4PerChannelSpec(ch_axis=0).to_quantization_spec())
+UINT4 = Uint4PerTensorSpec().to_quantization_spec()
 FULL = QLayerConfig(Int8PerTensorSpec().to_quantization_spec(), weight=INT8.weight)
 
 
@@ -137,6 +143,63 @@ def test_bias_correction_moves_the_means_back() -> None:
     for name, module in net().named_modules():
         if name:
             assert torch.equal(corrected.get_submodule(name).weight, module.weight)
+
+
+class Heads(nn.Module):
+    """Two last layers; the input of one is a normalization of what the other reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8)
+        self.boxes, self.scores = nn.Conv2d(8, 4, 1), nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        x = nn.functional.relu(self.first(x))
+        return [self.boxes(x), self.scores(self.norm(x.movedim(1, -1))).movedim(-1, 1)]
+
+
+class Clips(PerTensorPercentileObserver):
+    """Cuts the largest tenth of the values off."""
+
+    percentile = 90.0
+
+
+@pytest.mark.parametrize("weight", [INT8.weight, UINT4, INT4.weight], ids=["per tensor", "asymmetric", "per channel"])
+def test_gain_gives_the_last_layers_their_deviations_back(weight: QTensorConfig) -> None:
+    layer = QLayerConfig(replace(INT8.weight, observer_cls=Clips), weight=weight)
+
+    def heads() -> nn.Module:
+        torch.manual_seed(2)
+        return Heads().eval()
+
+    def slopes(model: nn.Module) -> torch.Tensor:
+        pairs = []
+        for k in range(2):
+            y, z = (
+                torch.cat([one(x)[k] for x in data()]).transpose(0, 1).flatten(1).detach() for one in (heads(), model)
+            )
+            y, z = y - y.mean(1, keepdim=True), z - z.mean(1, keepdim=True)
+            pairs.append((y * z).sum(1) / y.square().sum(1))
+        return torch.cat(pairs)
+
+    plain, gained = (quantize(layer, BiasCorrectionConfig(gain=gain), model=heads()) for gain in (False, True))
+    before, after = ((slopes(model) - 1).abs() for model in (plain, gained))
+    shared = weight.qscheme is QSchemeType.per_tensor  # then channels grow no further than the codes reach
+    assert after.mean() < (0.8 if shared else 0.05) * before.mean() and bool((after < before + 1e-6).all())
+    assert torch.equal(plain.first.weight, gained.first.weight)  # others read what it writes
+    for layer in (gained.boxes, gained.scores):
+        rounded = layer.weight_quantizer(layer.weight)
+        assert bool(((rounded - layer.weight).abs().flatten(1).amax(1) <= 0.501 * layer.weight_quantizer.scale).all())
+
+
+def test_gain_is_refused_for_decoder_blocks() -> None:
+    model = nn.ModuleList([nn.Sequential(nn.Linear(8, 8)) for _ in range(2)])
+    model.forward = lambda x: model[1](model[0](x))
+    config = BiasCorrectionConfig(gain=True, model_decoder_layers="blocks")
+    holder = nn.Module()
+    holder.blocks, holder.forward = model, model.forward
+    with pytest.raises(ConfigError, match=r"gain=True .* the decoder blocks 'blocks'"):
+        ModelQuantizer(QConfig(INT8, algo_config=[config])).quantize_model(holder.eval(), [torch.randn(2, 8)])
 
 
 @pytest.mark.parametrize("layer", [INT8, INT4, FULL], ids=["int8", "int4", "w8a8"])

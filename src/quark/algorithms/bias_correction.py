@@ -12,9 +12,14 @@ with means measured on data).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from quark.numerics.formats import Format
+
+#: A channel that shrank or grew by more has another fault.
+LARGEST_GAIN = 1.5
 
 
 def channel_means(samples: Iterable[np.ndarray], axis: int) -> np.ndarray:
@@ -72,6 +77,28 @@ def gains(
         return np.asarray(gain)
     error = np.square((product - gain * square) / total).sum(0) * count / (count - 1)
     return np.asarray(1 + lost * np.maximum(0, 1 - error / np.maximum(np.square(lost), 1e-300)))
+
+
+def growth(wanted: Sequence[np.ndarray], found: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """[C]: the factors that give the channels of a quantized layer the deviations of the float one, within bounds.
+
+    Args:
+        wanted, found: y and ŷ of every sample, with the channels along ``axis``.
+    """
+    gain = gains(zip(wanted, found, strict=True), axis, (channel_means(wanted, axis), channel_means(found, axis)))
+    return np.asarray(1 / np.clip(gain, 1 / LARGEST_GAIN, LARGEST_GAIN))
+
+
+def room(weight: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, row: Format) -> np.ndarray:
+    """By how much each element of a weight could grow before the codes of its grid end.
+
+    Args:
+        weight: the weight.
+        scale, zero_point: of its elements; shapes that broadcast.
+        row: the format, whose codes are taken as narrow ones.
+    """
+    ends = np.where(weight > 0, row.max - zero_point, zero_point - max(row.min, -row.max))
+    return np.asarray(ends * scale / np.maximum(np.abs(weight.astype(np.float64)), 1e-30))
 
 
 def _rows(sample: np.ndarray, axis: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from quark.algorithms.bias_correction import channel_means, corrected, gains, shrunk
+from quark.algorithms.bias_correction import channel_means, corrected, growth, room, shrunk
 from quark.config.plan import Plan
 from quark.onnx.algorithms.channels import layer_of
 from quark.onnx.algorithms.context import JobContext
@@ -32,8 +32,6 @@ from quark.onnx.qdq.parameters import set_biases
 from quark.onnx.quantization.config.algorithm import BiasCorrectionConfig
 
 _TYPES = ("Conv", "ConvTranspose", "Gemm")
-#: A channel that shrank or grew by more has another fault.
-LARGEST_GAIN = 1.5
 _WHY = "the scale follows the gain of its channel (BiasCorrectionConfig)"
 
 
@@ -96,21 +94,23 @@ def _amplified(
     channels, weight = layer_of(layer.node), layer.weight
     if channels is None:
         return layer, pair[1]
-    means = channel_means(pair[0], axis), channel_means(pair[1], axis)
-    growth = 1 / np.clip(gains(zip(*pair, strict=True), axis, means), 1 / LARGEST_GAIN, LARGEST_GAIN)
+    factors = growth(pair[0], pair[1], axis)
     scale = np.asarray(weight.scale)
-    if scale.size == len(growth) and weight.spec.scale_rule == "float32":
-        plan.put(replace(weight, scale=(scale * growth.reshape(scale.shape)).astype(np.float32), changes=(_WHY,)))
+    if scale.size == len(factors) and weight.spec.scale_rule == "float32":
+        plan.put(replace(weight, scale=(scale * factors.reshape(scale.shape)).astype(np.float32), changes=(_WHY,)))
     else:
-        largest = np.abs(channels.rows(channels.made)).max(1).astype(np.float64)  # bfloat16 overflows
-        reach = float(scale.max()) * weight.spec.row.max / np.maximum(largest, 1e-30)
-        growth = np.minimum(growth, np.maximum(reach, 1))
-    channels.scale_made(growth)
+        array, spec = channels.weight, weight.spec
+        steps, zeros = (
+            spec.granularity.expand(np.asarray(one, np.float64), array.shape) for one in (scale, weight.zero_point)
+        )
+        reach = np.moveaxis(room(array, steps, zeros, spec.row), channels.made, 0).reshape(len(factors), -1).min(1)
+        factors = np.minimum(factors, np.maximum(reach, 1))
+    channels.scale_made(factors)
     set_biases(model, plan)
     bias = None if layer.bias is None else plan.tensors[layer.bias.name]
     shape = [1] * pair[1][0].ndim
     shape[axis] = -1
-    answers = [(one * growth.reshape(shape)).astype(one.dtype) for one in pair[1]]
+    answers = [(one * factors.reshape(shape)).astype(one.dtype) for one in pair[1]]
     return replace(layer, weight=plan.tensors[weight.name], bias=bias), answers
 
 

@@ -6,6 +6,7 @@ The means of the float model are taken before anything is tuned. Then layer afte
 the calls and block by block; of a block only what comes before the layer runs. A channel keeps its bias where the
 quantized new one would not bring its mean nearer; a layer keeps all its biases where the answers of its block (of the
 model, where there are no blocks) would move away from the float ones: equal means before a ReLU are not equal behind.
+With ``gain`` the layers behind which no other stands are amplified as well (``gain.py``), and keep what they get.
 
 Not handled: layers without a bias (a new one would change what the model's files hold), layers called several times
 in one forward, experts that no sample reaches.
@@ -14,18 +15,23 @@ in one forward, experts that no sample reaches.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from quark.dataclass import dataclass
-from quark.errors import DataError
+from quark.errors import ConfigError, DataError
 from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import BlockRun, Enough, Stream, find_blocks, record
+from quark.torch.algorithms.cle import answers_of
 from quark.torch.algorithms.context import ModelContext
+from quark.torch.algorithms.gain import amplify, last_layers, rows
 from quark.torch.algorithms.inputs import answer_of, find_groups
 from quark.torch.algorithms.walk import Again, walk
 from quark.torch.calibration import disabled, run
@@ -75,10 +81,12 @@ class Floats:
     Attributes:
         means: of the layers that can be corrected.
         answers: some rows of what each block answers to the first samples; by the name of the block.
+        last: [positions, channels] of every sample, what the layers write that are to be amplified.
     """
 
     means: dict[nn.Module, Mean]
     answers: dict[str, list[torch.Tensor]]
+    last: dict[nn.Module, list[np.ndarray]]
 
 
 def biased(context: ModelContext) -> dict[nn.Module, Match]:
@@ -96,16 +104,29 @@ def float_means(context: ModelContext, config: BiasCorrectionConfig) -> Floats:
 
     Raises:
         DataError: no samples.
+        ConfigError: ``gain`` of a model with decoder blocks.
     """
     if not context.samples:
         raise DataError("bias_correction needs samples, and there are none: give a dataloader")
     blocks = find_blocks(context.model, config.model_decoder_layers)
+    if config.gain and blocks.path:
+        raise ConfigError(
+            f"algo_config: bias_correction: gain=True must be False here: it is for the last layers of convolutional "
+            f"networks, and this model has the decoder blocks {blocks.path!r}"
+        )
     names = {**blocks.modules, "": context.model}
-    known = Floats({layer: Mean() for layer in biased(context)}, {name: [] for name in names})
+    layers = biased(context)
+    with disabled([context.model]):
+        last = last_layers(context.model, partial(answers_of, context)) if config.gain else frozenset()
+    known = Floats(
+        {layer: Mean() for layer in layers}, {name: [] for name in names}, {layer: [] for layer in last & layers.keys()}
+    )
 
     def see(layer: nn.Module, args: tuple[Any, ...], y: torch.Tensor) -> None:
         if y.numel():
             known.means[layer].add(layer, y)
+            if layer in known.last:
+                known.last[layer].append(rows(layer, y))
 
     def keep(name: str) -> Callable[..., None]:
         return lambda module, args, output: append(known.answers[name], some_rows(answer(output)))
@@ -158,10 +179,13 @@ def correct_block(context: ModelContext, items: dict[nn.Module, Match], known: F
     corrected = 0
     for key in order:
         layer = layers[key]
+        if layer in known.last:
+            written = [rows(layer, y) for y in outputs_of(run, layer)]
+            amplify(context, key, items[layer], known.last[layer], written)
         shift = known.means[layer].value - mean_of(run, layer)
         old = correct(context, items[layer], shift)
         error = distance(run, known.answers[run.name])
-        if error > lowest:
+        if error > lowest and layer not in known.last:
             set_bias(context, items[layer], old)
         else:
             lowest, corrected = error, corrected + 1
@@ -175,24 +199,31 @@ def distance(run: BlockRun, wanted: list[torch.Tensor]) -> float:
 
 
 def mean_of(run: BlockRun, layer: nn.Module) -> torch.Tensor:
-    """The means of one layer of the quantized block; the rest of the block does not run."""
+    """The means of one layer of the quantized block."""
     mean = Mean()
+    for y in outputs_of(run, layer):
+        mean.add(layer, y)
+    return mean.value
+
+
+def outputs_of(run: BlockRun, layer: nn.Module) -> Iterator[torch.Tensor]:
+    """What one layer of the quantized block writes, sample by sample; the rest of the block does not run."""
+    written: list[torch.Tensor] = []
 
     def see(module: nn.Module, args: tuple[Any, ...], y: torch.Tensor) -> None:
         if y.numel():
-            mean.add(module, y)
+            written.append(y)
             raise Enough
 
     hook = layer.register_forward_hook(see)
     try:
         for k in range(len(run)):
-            try:
+            with suppress(Enough):
                 run.forward(k)
-            except Enough:
-                continue
+            yield from written
+            written.clear()
     finally:
         hook.remove()
-    return mean.value
 
 
 def correct(context: ModelContext, item: Match, shift: torch.Tensor) -> torch.Tensor:

@@ -137,10 +137,10 @@ def array(x: torch.Tensor) -> np.ndarray:
     return x.detach().double().cpu().numpy()
 
 
-def channel_view(module: nn.Module) -> torch.Tensor:
-    """The weight as float64 [groups, out / groups, in / groups, positions]."""
+def channel_view(module: nn.Module, values: torch.Tensor | None = None) -> torch.Tensor:
+    """The weight, or ``values`` of its elements, as float64 [groups, out / groups, in / groups, positions]."""
     kind = kind_of(module)
-    weight = own_parameter(module).detach().double()
+    weight = (own_parameter(module).detach() if values is None else values).double()
     groups = getattr(module, "groups", 1)
     if kind is not None and kind.transposed:  # [in, out]
         return weight.T[None, :, :, None]

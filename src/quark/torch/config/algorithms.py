@@ -348,10 +348,13 @@ class BiasCorrectionConfig(AlgoConfig):
 
     Attributes:
         model_decoder_layers: path of the decoder blocks; empty: found.
+        gain: scale the channels of the layers behind which no other stands so that deviations from the mean keep their
+            size, too; they keep that, though the squared error may rise a little. Not for models with decoder blocks.
     """
 
     name: str = "bias_correction"
     model_decoder_layers: str = ""
+    gain: bool = False
 
 
 @dataclass
