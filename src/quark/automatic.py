@@ -72,6 +72,7 @@ def auto(
 
 def _onnx(model: Path, samples: Iterable[Any], output: Any, wanted: dict[str, Any]) -> OnnxOutcome:
     from quark.onnx.auto import auto as search
+    from quark.onnx.data_layout import as_reader
     from quark.onnx.graph.model import inputs_of_model, output_of
     from quark.onnx.trial_files import write_model
     from quark.onnx.trials import OnnxGoal
@@ -81,7 +82,7 @@ def _onnx(model: Path, samples: Iterable[Any], output: Any, wanted: dict[str, An
     check_outputs(outputs.values(), inputs_of_model(model, "the float model"))
     goal = OnnxGoal(**wanted)
     with private_folder() as folder:
-        found = search(model, split(list(samples)), goal, folder)
+        found = search(model, split(list(as_reader(model, samples))), goal, folder)
         with drafts(outputs) as paths:
             for path in paths.values():
                 write_model(found.winner.path or model, path)

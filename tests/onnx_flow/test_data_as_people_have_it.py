@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import wave
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,6 +22,7 @@ from quark.onnx.graph.model import load
 from quark.onnx.image_files import read_mask
 from quark.onnx.preprocess_file import FILE, read_beside
 from quark.onnx.preprocessing import doubts
+from quark.onnx.sensitivity import sensitivity
 
 PICTURES = "g (float[N, 3, H, W] image) => (float[N, 3, H, W] y) { y = Relu (image) }"
 SOUND = "g (float[1, T] sound) => (float[1, T] y) { y = Relu (sound) }"
@@ -174,14 +177,54 @@ def test_a_transform_makes_samples_of_items_and_what_cannot_be_taken_is_named() 
     )
     with pytest.raises(DataError, match="item 0 lacks the input 'image'; it has 'picture', 'label'"):
         DatasetReader(models.model(PICTURES), rows).get_next()
-    with pytest.raises(DataError, match="give transform="):
+    with pytest.raises(DataError, match=r"DatasetReader\(model, data, transform="):
         DatasetReader(models.model(PICTURES), ["a.png"]).get_next()
 
 
 IMAGE = np.ones((1, 3, 4, 4), np.float32)
 
 
-@pytest.mark.parametrize("item", [(IMAGE, 1), {"image": IMAGE, "label": 1}, "a.png"], ids=["tuple", "dict", "path"])
+class Pictures:
+    """A dataset as torch's are: no ``__iter__``."""
+
+    def __getitem__(self, k: int) -> tuple[np.ndarray, int]:
+        return [(IMAGE[0] * k, k) for k in range(5)][k]
+
+
+def _loader(items: Any, **words: Any) -> Any:
+    return pytest.importorskip("torch").utils.data.DataLoader(items, **words)
+
+
+WAYS: dict[str, Callable[[], Any]] = {
+    "(image, label)": lambda: _loader(list(Pictures()), batch_size=2),
+    "(image, label) of a fixed batch": lambda: _loader(list(Pictures()), batch_size=4),
+    "dictionaries": lambda: _loader([{"image": x, "label": y} for x, y in list(Pictures())], batch_size=2),
+    "a dataset": Pictures,
+    "a list of pairs": lambda: list(Pictures()),
+    "an array": lambda: np.stack([x for x, _ in list(Pictures())]),
+    "bfloat16": lambda: [(row.bfloat16(), 1) for row, _ in _loader(list(Pictures()))],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_loaders_and_datasets_are_given_as_they_are(way: str) -> None:
+    """To every verb that takes samples: the same as dictionaries of the same arrays."""
+    size = "1" if "fixed" in way or way == "an array" else "N"
+    weight = "<float[2, 3, 1, 1] w = {1, 2, 3, -4, 5, -6}>"
+    text = f"g (float[{size}, 3, 4, 4] image) => (float[{size}, 2, 4, 4] y) {weight} {{ y = Conv (image, w) }}"
+    model, feeds = models.model(text), [{"image": IMAGE * k} for k in range(5)]
+    config = QConfig.get_default_config("A8W8")
+    config.global_quant_config.extra_options.update(EvalMetrics=True, PrintSummary=False)
+    results = [ModelQuantizer(config).run(model, None, data) for data in (WAYS[way](), feeds)]
+    assert results[0].proto == results[1].proto
+    assert results[0].metrics.outputs["y"].count == results[1].metrics.outputs["y"].count == 5 * 2 * 16
+    config.global_quant_config.extra_options.update(EvalDataReader=WAYS[way]())
+    assert ModelQuantizer(config).run(model, None, feeds).metrics.outputs == results[1].metrics.outputs
+    found = [sensitivity(model, "A8W8", data).trials for data in (WAYS[way](), feeds)]
+    assert [one.metrics for one in found[0]] == [one.metrics for one in found[1]]
+
+
+@pytest.mark.parametrize("item", ["a.png"], ids=["path"])
 def test_who_gives_a_loader_in_the_place_of_samples_is_told_the_reader(item: object) -> None:
     with pytest.raises(DataError, match=r"quark\.onnx\.DatasetReader"):
         ModelQuantizer(QConfig.get_default_config("A8W8")).quantize_model(models.model(PICTURES), None, [item])

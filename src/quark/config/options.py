@@ -433,7 +433,8 @@ class Options(BaseModel):
         """A sentence about the options that were set and that change nothing in a mode; empty where there are none."""
         fields = type(self).model_fields
         given = {name: getattr(self, name) for name in fields if name in self.model_fields_set}
-        changed = {name: value for name, value in given.items() if value != fields[name].default}
+        usual = {name: fields[name].default for name in given}
+        changed = {k: v for k, v in given.items() if (usual[k] is None and v is not None) or v != usual[k]}
         return idle_options(changed, {name: fields[name].json_schema_extra["group"] for name in changed}, mode)  # type: ignore[index,misc]
 
 

@@ -31,7 +31,8 @@ from quark.measure.scaling import Scaling
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
 from quark.observers.histogram import Histogram
-from quark.onnx.data import checked, inputs_of, widened
+from quark.onnx.data import checked, inputs_of, samples_of, widened
+from quark.onnx.data_layout import as_reader
 from quark.onnx.diagnosis import of_model
 from quark.onnx.graph.halves import refuse_bfloat16
 from quark.onnx.graph.libraries import Libraries
@@ -143,7 +144,7 @@ def compare(
     distances, scalings = [Distance() for _ in pairs], [Scaling() for _ in pairs]
     ranges = [_code_range(pair) for pair in pairs]
     done = 0
-    for done, feed in enumerate(checked(samples, inputs_of(first)), start=1):
+    for done, feed in enumerate(checked(samples_of(as_reader(first, samples)), inputs_of(first)), start=1):
         found = dict(zip(names, end_to_end(feed), strict=True))
         first_said, second_said = ({name: pair[of] for name, pair in found.items()} for of in (0, 1))
         update_answers(answers, first_said, second_said)

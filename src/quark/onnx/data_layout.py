@@ -1,13 +1,14 @@
-"""Samples of a channels-first model, for the same model with channels last (ConvertNCHWToNHWC)."""
+"""Samples as the flow reads them: of loaders and datasets, and of a model whose channels are moved last."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from quark.onnx.data import Samples, samples_of
+from quark.onnx.graph.model import ModelInput as Source
 
 
 class ChannelsLast(Samples):
@@ -49,3 +50,20 @@ def _moved(array: Any) -> np.ndarray:
 def in_layout(reader: Any, names: Collection[str]) -> Any:
     """The reader itself, or its samples with the images ``names`` moved."""
     return reader if reader is None or not names else ChannelsLast(samples_of(reader), names)
+
+
+def as_reader(model_input: Source, data: Any) -> Any:
+    """What people give as samples: loaders, datasets, arrays and lists of tuples behind ``DatasetReader``; readers,
+    lists of feeds, and what can be iterated only once, as they are."""
+    if data is None or hasattr(data, "get_next") or isinstance(data, (Mapping, str, bytes, Samples)):
+        return data
+    from quark.onnx.data_sets import DatasetReader
+
+    if isinstance(data, (list, tuple)):
+        return DatasetReader(model_input, data) if data and _is_row(data[0]) else data
+    again = hasattr(data, "__getitem__") or (isinstance(data, Iterable) and iter(data) is not data)
+    return DatasetReader(model_input, data) if again else data
+
+
+def _is_row(item: Any) -> bool:
+    return isinstance(item, (tuple, list)) or hasattr(item, "detach")

@@ -32,7 +32,7 @@ class DatasetReader(CalibrationDataReader):
     """
 
     def __init__(self, model_input: Source, data: Iterable[Any], transform: Callable[[Any], Any] | None = None) -> None:
-        if not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
+        if not (isinstance(data, Iterable) or hasattr(data, "__getitem__")) or isinstance(data, (str, bytes)):
             raise DataError(f"the data is {data!r:.80}; it must be a loader, a dataset or a list of samples")
         self._inputs = inputs_of(model_input if isinstance(model_input, ir.Model) else load(model_input))
         self._data, self._transform = data, transform
@@ -58,14 +58,18 @@ def _taken(item: Any, inputs: Sequence[ModelInput], index: int) -> Feed:
         missing = next((name for name in names if name not in item), None)
         if missing is not None:
             held = ", ".join(map(repr, item)) or "nothing"
-            raise DataError(f"item {index} lacks the input {missing!r}; it has {held}")
+            raise DataError(
+                f"item {index} lacks the input {missing!r}; it has {held}: name them like the inputs, or give "
+                "quark.onnx.DatasetReader(model, data, transform=...) a function that does"
+            )
         return {name: as_array(item[name]) for name in names}
     entries = list(item) if isinstance(item, (tuple, list)) else [item]
     if len(entries) < len(names) or not all(_is_array(entry) for entry in entries[: len(names)]):
         kinds = ", ".join(type(entry).__name__ for entry in entries)
         raise DataError(
             f"item {index} is {type(item).__name__} of ({kinds}); the model takes arrays or tensors for "
-            f"{', '.join(names)}: give transform=, a function that makes them of an item"
+            f"{', '.join(names)}: give quark.onnx.DatasetReader(model, data, transform=...) a function that makes them "
+            "of an item"
         )
     return {name: as_array(entry) for name, entry in zip(names, entries, strict=False)}
 
@@ -77,7 +81,8 @@ def _is_array(entry: Any) -> bool:
 def as_array(entry: Any) -> np.ndarray:
     """An array of an array, a tensor of any device, a list of numbers or a picture of Pillow."""
     if hasattr(entry, "detach"):
-        entry = entry.detach().cpu().numpy()
+        entry = entry.detach().cpu()
+        entry = (entry.float() if "bfloat16" in str(entry.dtype) else entry).numpy()
     return np.asarray(entry)
 
 

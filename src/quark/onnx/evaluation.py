@@ -16,6 +16,7 @@ from quark.errors import ConfigError
 from quark.onnx.bodies import CONTROL
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.data import CachedDataReader, RandomDataReader, readable_again, samples_of
+from quark.onnx.data_layout import as_reader
 from quark.report.tables import decibels
 from quark.report.values import LayerView, Table
 
@@ -53,7 +54,9 @@ def evaluate(
         source = RandomDataReader(model_input, shapes, ranges, limit or 1)
     layers = options.PrintSummary and not options.CryptoMode
     libraries = options.UserCustomOpLibPath
-    return compare(model_input, quantized, samples_of(source, limit), layers=layers, libraries=libraries)
+    return compare(
+        model_input, quantized, samples_of(as_reader(model_input, source), limit), layers=layers, libraries=libraries
+    )
 
 
 def metric_tables(found: Comparison | None) -> tuple[Table, ...]:

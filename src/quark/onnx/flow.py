@@ -29,7 +29,7 @@ from quark.onnx.bodies import all_known, wants_bodies
 from quark.onnx.choices import choose_inside, mix, search_calibration, tune_speed
 from quark.onnx.compare import Comparison
 from quark.onnx.coverage import Coverage, as_stated
-from quark.onnx.data_layout import in_layout
+from quark.onnx.data_layout import as_reader, in_layout
 from quark.onnx.describe import file_bytes
 from quark.onnx.diagnosis import of_plan, ranked
 from quark.onnx.discretion import check_secret, discreet, tell_decisions, tell_idle
@@ -135,7 +135,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             prepared = prepare(opened.source, job, of=model_input)
             model, job, mode = prepared.model, prepared.job, MODES[prepared.job.mode]
             check_names(model, job, opened.nodes, opened.tensors)
-        given = reader = kept_for_evaluation(job.options, reader)
+        given = reader = kept_for_evaluation(job.options, as_reader(opened.source, reader))
         reader = _samples(reader, job, prepared, opened)
         context = JobContext(job, reader, scratch, opened.journal, update, opened.nodes)
         with _timed(seconds, "transform"):

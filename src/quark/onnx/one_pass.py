@@ -30,6 +30,7 @@ from quark.dataclass import dataclass
 from quark.files.journal import Journal
 from quark.measure.outputs import Outputs, loss_name
 from quark.onnx import layer_runs, sensitivity
+from quark.onnx.data_layout import as_reader
 from quark.onnx.graph import model as files
 from quark.onnx.injected import Pair, Stretch, arriving, floats_of, stretches, write_errors, write_floats
 from quark.onnx.layer_errors import local_errors, local_model
@@ -56,7 +57,7 @@ def estimate(model_input: files.ModelInput, config: Settings, samples: Any, cand
     with Scratch(job.options) as scratch:
         layers = layer_runs.candidate_layers(names, base.target, job)
         try:
-            made = layer_runs.open_runs(model_input, job, layers, samples, scratch)
+            made = layer_runs.open_runs(model_input, job, layers, as_reader(model_input, samples), scratch)
             return Passes.over(made, names, "sqnr").study()
         finally:
             layer_runs.close()

@@ -51,8 +51,9 @@ class ModelQuantizer:
         Args:
             model_input: path of the float model, or the model itself; it stays as it is.
             model_output: path of the quantized model; the model is returned instead when this is ``None``.
-            calibration_data_reader: an object with ``get_next()`` that gives one dictionary of arrays per sample, or an
-                iterable of such dictionaries. Not needed with the options ``UseRandomData`` or ``WeightsOnly``.
+            calibration_data_reader: an object with ``get_next()`` that gives one dictionary of arrays per sample, an
+                iterable of such dictionaries, or a loader or dataset whose items are arrays, tensors, tuples (labels
+                follow the inputs) or dictionaries. Not needed with ``UseRandomData`` or ``WeightsOnly``.
 
         Returns:
             The quantized model when ``model_output`` is ``None``, otherwise ``None``.

@@ -24,7 +24,7 @@ from quark.onnx import layer_runs
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.config_file import config_of
 from quark.onnx.data import Feed, samples_of
-from quark.onnx.data_layout import in_layout
+from quark.onnx.data_layout import as_reader, in_layout
 from quark.onnx.energy import macs_of, types_of
 from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
@@ -170,7 +170,9 @@ def search(
     if estimate and metric is not None:
         raise ConfigError("--estimate follows errors to the outputs: a function of your own needs whole models, trials")
     goal = ASKED.goal(target, limit, budget, metric, candidates)
-    job, split = Config(config_of(values)).compile(), split_of(samples, evaluation, metric is not None)
+    job = Config(config_of(values)).compile()
+    samples, evaluation = as_reader(model_input, samples), as_reader(model_input, evaluation)
+    split = split_of(samples, evaluation, metric is not None)
     with Scratch(job.options) as scratch, Journal.held(ledger):
         layers = layer_runs.candidate_layers(candidates, job.target, job)
         made = layer_runs.open_runs(model_input, job, layers, split.fit, scratch, workers)

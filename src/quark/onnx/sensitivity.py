@@ -24,6 +24,7 @@ from quark.files.journal import Journal
 from quark.measure.outputs import EXACT, Outputs, loss_name
 from quark.onnx import fingerprint, layer_runs
 from quark.onnx.config_file import config_of
+from quark.onnx.data_layout import as_reader
 from quark.onnx.graph import model as files
 from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns
 from quark.onnx.layer_units import Tensors, Unit
@@ -78,7 +79,7 @@ def sensitivity(
     with Scratch(job.options) as scratch, Journal.held(ledger):
         layers = layer_runs.candidate_layers(names, base.target, job)
         check_metric(metric, MEASURES)
-        made = layer_runs.open_runs(model_input, job, layers, samples, scratch, workers)
+        made = layer_runs.open_runs(model_input, job, layers, as_reader(model_input, samples), scratch, workers)
         try:
             book = open_ledger(ledger, made, job, metric)
             found = study(made, names, metric, workers, book, progress)
