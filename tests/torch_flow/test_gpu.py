@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.torch_flow.test_registry_contract import CONFIGS, LAYERS
+from tests.torch_flow.test_tuned_files import ALGORITHMS as TUNED
 from torch import nn
 
-from quark.errors import ConfigError
 from quark.numerics.ggml import Ggml
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.algorithms import tune
 from quark.torch.algorithms.equalization import run_equalization  # of convolutions; a decoder is refused
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
@@ -162,11 +164,63 @@ def test_files_of_every_format_are_those_of_the_cpu(form: str, scheme: str, tmp_
     assert {path.name for path in (tmp_path / "cpu").iterdir()} == {path.name for path in (tmp_path / "cuda").iterdir()}
 
 
-def test_samples_file_to_file_are_for_the_cpu(tmp_path: Path) -> None:
-    llama().save_pretrained(tmp_path / "source")
+def blockwise() -> dict[str, QConfig]:
+    """What runs blocks on samples: the algorithms of files, and static scales of layers and caches."""
+    template = LLMTemplate.get("llama")
+    static = {f"{scheme}, {cache}": template.get_config(scheme, kv_cache_scheme=cache) for scheme, cache in CACHED}
+    return static | {
+        name: replace(template.get_config(scheme), algo_config=one if isinstance(one, list) else [one])
+        for name, (one, scheme) in TUNED.items()
+    }
+
+
+CACHED = (("fp8", None), ("fp8", "fp8"), ("int8", "int8"))
+
+
+@pytest.mark.parametrize("name", blockwise())
+def test_blocks_of_files_have_the_bits_of_the_model_on_the_device(name: str, tmp_path: Path) -> None:
+    config, source = blockwise()[name], tmp_path / "source"
+    llama(torch.bfloat16).save_pretrained(source, max_shard_size="500KB")
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval().to("cuda")
+    export_safetensors(ModelQuantizer(config).quantize_model(model, samples("cuda")), tmp_path / "memory")
+    quantize_checkpoint(source, tmp_path / "files", config, device="cuda", samples=samples("cpu"))
+    assert not differing(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))
+
+
+def test_the_device_holds_one_block_at_a_time(tmp_path: Path) -> None:
+    peaks = []
+    for blocks in (4, 16):
+        sizes = {**SIZES, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": blocks}
+        config = transformers.LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=4)
+        source = tmp_path / f"source{blocks}"
+        transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(source)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        settings = LLMTemplate.get("llama").get_config("int4_wo_128", algorithm="gptq")
+        quantize_checkpoint(source, tmp_path / str(blocks), settings, device="cuda", samples=samples("cpu"))
+        peaks.append(torch.cuda.max_memory_allocated())
+    print(f"peaks on the device: {peaks}")
+    assert peaks[1] < peaks[0] * 1.05
+
+
+def test_an_interrupted_job_goes_on_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source"
+    llama(torch.bfloat16).save_pretrained(source)
     config = LLMTemplate.get("llama").get_config("int4_wo_32", algorithm="gptq")
-    with pytest.raises(ConfigError, match="on the CPU alone"):
-        quantize_checkpoint(tmp_path / "source", tmp_path / "t", config, device="cuda", samples=samples("cpu"))
+    whole, done = tune.tune_block, []
+
+    def broken_off(*args: Any) -> None:
+        if done:
+            raise KeyboardInterrupt
+        done.append(whole(*args))
+
+    with monkeypatch.context() as some:
+        some.setattr(tune, "tune_block", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            quantize_checkpoint(source, tmp_path / "t", config, device="cuda", samples=samples("cpu"))
+    quantize_checkpoint(source, tmp_path / "t", config, device="cuda", samples=samples("cpu"))
+    quantize_checkpoint(source, tmp_path / "whole", config, device="cuda", samples=samples("cpu"))
+    assert not differing(tensors(tmp_path / "t"), tensors(tmp_path / "whole"))
 
 
 def test_graph_mode() -> None:

@@ -16,7 +16,7 @@ from quark.errors import ConfigError, DataError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.algorithms import scaling, tune
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
-from quark.torch.files import quantize_checkpoint
+from quark.torch.files import block_files, changed, quantize_checkpoint, static, tuned
 from quark.torch.files.block_files import BlocksInFiles
 from quark.torch.quantization.config.config import (
     AdaRoundConfig,
@@ -187,6 +187,32 @@ def test_one_block_at_a_time_has_values(
     least = layers * 2  # once for the recording of the first sample, once for the work
     assert all(seen)
     assert len(seen) == least if tries == "none" else len(seen) > least
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [config([GPTQConfig()]), config([RotationConfig(r2=True, only_if_better=False), AWQConfig()]), config([], "fp8")],
+    ids=["tuned", "changed", "static"],
+)
+def test_everything_is_read_to_the_device_of_the_job(
+    settings: QConfig, two_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other name of the CPU tells which device was asked for; what it is for is tested where a GPU is."""
+    seen: list[Any] = []
+
+    def watched(whole: Callable[..., Any], place: int) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            seen.append(args[place:])
+            return whole(*args)
+
+        return call
+
+    for name, place in (("load", 4), ("move_buffers", 1), ("load_file", 1)):
+        for module in (block_files, static, tuned, changed):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, watched(getattr(module, name), place))
+    quantize_checkpoint(two_blocks, tmp_path / "files", settings, device="cpu:0", samples=SAMPLES)
+    assert len(seen) > 4 and set(seen) == {("cpu:0",)}
 
 
 def test_biases_and_a_tied_head(tmp_path: Path) -> None:

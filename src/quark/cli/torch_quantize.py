@@ -70,7 +70,7 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
     check_format(request.format)
     check_program(request.program)
     check_data(request.model, request.source.data)
-    check_device(request.device, blocks=resumed and request.source.data is not None)
+    check_device(request.device)
     check_output(request.output, resumed)
     if request.dtype is not None and request.dtype not in DTYPES:
         raise ConfigError(unknown("--dtype", request.dtype, DTYPES))

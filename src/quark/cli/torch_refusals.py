@@ -126,15 +126,14 @@ def check_folder(model: Path) -> None:
         raise ModelError(f"{str(model)!r} is not a folder; models are loaded from local folders")
 
 
-def check_device(name: str, blocks: bool = False) -> None:
+def check_device(name: str) -> None:
     """Refuse a device that this torch has not, without loading it.
 
     Args:
         name: such as cpu, cuda or cuda:1.
-        blocks: blocks are run and tuned one at a time (``quantize-files`` with samples), which only the CPU does.
 
     Raises:
-        ConfigError: no name of a device, a torch that was built without it, or blocks elsewhere than on the CPU.
+        ConfigError: no name of a device or a torch that was built without it.
     """
     kind, colon, number = name.partition(":")
     if kind not in DEVICES or (colon and not number.isdigit()):
@@ -144,11 +143,6 @@ def check_device(name: str, blocks: bool = False) -> None:
         raise ConfigError(
             f"--device {name}: the torch {built['__version__']} that is installed was built without it; leave --device "
             f"out, or install a torch for this device"
-        )
-    if blocks and kind != "cpu":
-        raise ConfigError(
-            f"--device {name}: `quark torch quantize-files` runs blocks on samples and tunes them on the CPU alone; "
-            f"leave --device out, or let `quark torch quantize --device {name}` do it where the model fits the memory"
         )
 
 

@@ -41,15 +41,17 @@ class BlockNotesInJournal(BlockNotes):
     Attributes:
         journal: of the job.
         key: of the entry.
+        device: that they are read to.
     """
 
     journal: Journal
     key: str
+    device: str = "cpu"
 
     def read(self) -> dict[str, torch.Tensor] | None:
         """Those of an interrupted job."""
         path = self.journal.file(self.key)
-        return None if path is None else load_file(path)
+        return None if path is None else load_file(path, self.device)
 
     def write(self, values: Mapping[str, torch.Tensor]) -> None:
         """Keep tensors."""
@@ -63,17 +65,19 @@ class StreamNotesInJournal(StreamNotes):
     Attributes:
         journal: of the job.
         key: of the entry.
+        device: that they are read to.
     """
 
     journal: Journal
     key: str
+    device: str = "cpu"
 
     def read(self) -> tuple[int, list[list[torch.Tensor]]]:
         """Those of an interrupted job."""
         path = self.journal.file(self.key)
         if path is None:
             return super().read()
-        values = load_file(path)
+        values = load_file(path, self.device)
         done, count, samples = values.pop(SIZES).tolist()
         return done, [[values[f"{stream}.{k}"] for k in range(samples)] for stream in range(count)]
 
@@ -108,6 +112,7 @@ class BlocksInFiles(BlockStore):
         tensors: of the checkpoint, by the names in memory; changed ones are in files of ``journal``.
         source: folder of the checkpoint.
         journal: of the job, which keeps changes.
+        device: that blocks are read to.
         keys: of the journal's entries that hold changed tensors, by the path of their file.
         asked: the blocks of which something was to be kept, in order.
         walks: whose hidden states were to be kept, in order.
@@ -118,6 +123,7 @@ class BlocksInFiles(BlockStore):
     tensors: dict[str, StoredSource]
     source: Path
     journal: Journal
+    device: str = "cpu"
     keys: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     walks: list[StreamNotes] = field(default_factory=list)
@@ -128,7 +134,7 @@ class BlocksInFiles(BlockStore):
 
     def load(self, name: str) -> None:
         """Read a block."""
-        load(self.model, self.own(name), self.tensors, self.source)
+        load(self.model, self.own(name), self.tensors, self.source, self.device)
 
     def drop(self, name: str) -> None:
         """Forget a block."""
@@ -191,11 +197,12 @@ class BlocksInFiles(BlockStore):
     def known(self, name: str) -> BlockNotes:
         """What an algorithm finds out about a block, in an entry that is named by when it was asked for."""
         self.asked.append(name)
-        return BlockNotesInJournal(self.journal, f"found {len(self.asked)}, of {name}")
+        return BlockNotesInJournal(self.journal, f"found {len(self.asked)}, of {name}", self.device)
 
     def passing(self) -> StreamNotes:
         """Hidden states in an entry that is named by when it was asked for."""
-        self.walks.append(StreamNotesInJournal(self.journal, f"hidden states, {type(self).__name__} {len(self.walks)}"))
+        key = f"hidden states, {type(self).__name__} {len(self.walks)}"
+        self.walks.append(StreamNotesInJournal(self.journal, key, self.device))
         return self.walks[-1]
 
 
@@ -208,6 +215,7 @@ class RunInFiles:
         config, plan: how it is quantized.
         journal: of the job, with what is finished.
         samples: as ``quantize_model`` takes them.
+        device: where blocks run, and what is outside of them.
     """
 
     checkpoint: Checkpoint
@@ -215,6 +223,7 @@ class RunInFiles:
     plan: Plan
     journal: Journal
     samples: Sequence[Any] = ()
+    device: str = "cpu"
 
     def opened(self) -> tuple[Skeleton, Matches]:
         """The model without weights, and its quantized layers."""
@@ -231,15 +240,25 @@ def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
         raise ModelError(f"the checkpoint has the tensor {name!r}, for which the model has no module") from error
 
 
-def load(model: nn.Module, names: Iterable[str], tensors: Mapping[str, StoredSource], folder: Path) -> None:
-    """Give parameters and buffers the values of the files."""
+def load(
+    model: nn.Module, names: Iterable[str], tensors: Mapping[str, StoredSource], folder: Path, device: str = "cpu"
+) -> None:
+    """Give parameters and buffers the values of the files, on ``device``."""
     for name in names:
         owner, last = owner_of(model, name)
-        value = tensors[name].read(folder)
+        value = tensors[name].read(folder).to(device)
         if last in owner._buffers:
             owner._buffers[last] = value
         else:
             owner._parameters[last] = nn.Parameter(value, requires_grad=False)
+
+
+def move_buffers(model: nn.Module, device: str) -> None:
+    """Those that have values are on ``device`` then; parameters stay where they are, most of them without values."""
+    for module in model.modules():
+        for name, value in module._buffers.items():
+            if value is not None and not value.is_meta:
+                module._buffers[name] = value.to(device)
 
 
 def drop(model: nn.Module, names: Iterable[str]) -> None:
@@ -268,12 +287,12 @@ def give_back_memory() -> None:
             trim(0)
 
 
-def opened_model(skeleton: Skeleton, checkpoint: Checkpoint, path: str = "") -> Mapping[str, nn.Module]:
-    """Give everything outside of the decoder blocks its values.
+def opened_model(skeleton: Skeleton, job: RunInFiles, path: str = "") -> Mapping[str, nn.Module]:
+    """Give everything outside of the decoder blocks its values, on the job's device.
 
     Args:
         skeleton: with values in its buffers (``read_skeleton(..., buffers=True)``).
-        checkpoint: whose.
+        job: whose.
         path: where the blocks are; empty: found.
 
     Returns:
@@ -288,7 +307,8 @@ def opened_model(skeleton: Skeleton, checkpoint: Checkpoint, path: str = "") -> 
         raise ModelError("the checkpoint has no decoder blocks, which are run one by one in files")
     inside = tuple(f"{name}." for name in blocks.modules)
     outside = [name for name in skeleton.tensors if not name.startswith(inside)]
-    load(model, outside, skeleton.tensors, checkpoint.folder)
+    move_buffers(model, job.device)
+    load(model, outside, skeleton.tensors, job.checkpoint.folder, job.device)
     tie = getattr(model, "tie_weights", None)
     if tie is not None:
         tie()

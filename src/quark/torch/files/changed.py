@@ -65,8 +65,8 @@ def changed_model(job: RunInFiles, early: Sequence[AlgoConfig]) -> Changes:
         return known
     skeleton, found = job.opened()
     model = skeleton.model
-    blocks = opened_model(skeleton, job.checkpoint, getattr(early[0], "model_decoder_layers", None) or "")
-    store = BlocksInFiles(blocks, model, dict(skeleton.tensors), job.checkpoint.folder, job.journal)
+    blocks = opened_model(skeleton, job, getattr(early[0], "model_decoder_layers", None) or "")
+    store = BlocksInFiles(blocks, model, dict(skeleton.tensors), job.checkpoint.folder, job.journal, job.device)
     tied = is_tied(model)
     before = outside(store)
     with evaluating(model):

@@ -30,7 +30,6 @@ from quark import parallel
 from quark.algorithms.hadamard import Rotation
 from quark.config.plan import Plan
 from quark.dataclass import dataclass
-from quark.errors import ConfigError
 from quark.files.atomic import part_of
 from quark.files.folder import is_detour
 from quark.files.journal import Journal
@@ -269,7 +268,7 @@ def quantize_checkpoint(
         target: a new or empty folder, or that of the same job, interrupted.
         config: how; of the algorithms all but SVDQuant, and one of those that tune.
         pack_method: order of 4-bit codes in a word, "reorder" or "order".
-        device: where tensors are quantized; with samples only the CPU.
+        device: where tensors are quantized, and where blocks run on samples, one at a time.
         workers: files made at once, by processes of joblib; None: as joblib's ``parallel_config`` says.
         samples: for static activations and algorithms, as ``quantize_model`` takes them.
         describe: writes what is to lie beside the tensors (a model card) into ``target``, before it is marked as done.
@@ -284,15 +283,10 @@ def quantize_checkpoint(
     Raises:
         DataError: static activations without samples, or values that are not finite.
         ConfigError: an algorithm that needs the whole model, a pattern that matches nothing, a target that holds
-            something else, more than 1,024 workers, or samples for another device than the CPU.
+            something else, or more than 1,024 workers.
         ModelError: files that are missing or broken.
     """
     check_available(config)
-    if samples is not None and torch.device(device).type != "cpu":
-        raise ConfigError(
-            f"device={device!r}: blocks run on samples and are tuned on the CPU alone; leave device out, or use "
-            f"ModelQuantizer(config).quantize_model(model, samples) on a model that fits the device"
-        )
     how = JobSettings(pack_method, device, workers, samples, describe, program, max_shard_size)
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     goal = Path(target).expanduser().resolve()
@@ -353,7 +347,7 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
     made = is_detour(goal) or not goal.exists()
     journal = begin(goal, identity_of(checkpoint, {**entry_of(config), **told_too}, how.device, samples))
     with held(goal, journal, made):
-        over = RunInFiles(checkpoint, config, plan, journal, samples or ())
+        over = RunInFiles(checkpoint, config, plan, journal, samples or (), how.device)
         scales = static_scales(over) if static else {}
         changes = changed_model(over, stages.change)
         jobs = jobs_of(
@@ -383,7 +377,7 @@ def static_scales(job: RunInFiles) -> dict[str, torch.Tensor]:
     if (kept := job.journal.file(SCALES)) is not None:
         return dict(sorted(load_file(kept).items()))
     made = activation_parameters(job)
-    scales = {name: value.contiguous() for name, value in made.items()}
+    scales = {name: value.cpu().contiguous() for name, value in made.items()}
     separate = {name: value.clone() for name, value in scales.items()}
     job.journal.finish_file(SCALES, lambda part: save_file(separate, part))
     return dict(sorted(scales.items()))

@@ -44,7 +44,7 @@ def activation_parameters(job: RunInFiles) -> dict[str, torch.Tensor]:
     """
     (skeleton, found), config = job.opened(), job.config
     model, tensors, folder = skeleton.model, skeleton.tensors, job.checkpoint.folder
-    blocks = opened_model(skeleton, job.checkpoint, decoder_path(model))
+    blocks = opened_model(skeleton, job, decoder_path(model))
     layers = tuple(item.layer for item in found.quantized if is_static(item))
     quantized = replace(found.only(*ACTIVATIONS), layers=layers)
     with ExitStack() as undo:
@@ -54,7 +54,7 @@ def activation_parameters(job: RunInFiles) -> dict[str, torch.Tensor]:
         for name, block in blocks.items():
             own = [tensor for tensor in tensors if tensor.startswith(f"{name}.")]
             for handle in (
-                block.register_forward_pre_hook(lambda *_, own=own: load(model, own, tensors, folder)),
+                block.register_forward_pre_hook(lambda *_, own=own: load(model, own, tensors, folder, job.device)),
                 block.register_forward_hook(lambda *_, own=own: drop(model, own), always_call=True),
             ):
                 undo.callback(handle.remove)

@@ -83,7 +83,7 @@ class Tuning(BlocksInFiles):
 
     def put(self, path: Path, layers: Mapping[str, Match]) -> None:
         """Weights and scales of a block from a file."""
-        values = load_file(path)
+        values = load_file(path, self.device)
         for name, item in layers.items():
             for key in OWN:
                 if f"{name}.{key}" in values:
@@ -135,13 +135,13 @@ def tuned_weights(job: RunInFiles, algorithm: AlgoConfig, changes: Changes) -> T
         config_of_model: Any = model.config
         config_of_model.tie_word_embeddings = False
     skeleton = replace(skeleton, tensors={**skeleton.tensors, **changes.tensors})
-    blocks = opened_model(skeleton, job.checkpoint, getattr(algorithm, "model_decoder_layers", ""))
+    blocks = opened_model(skeleton, job, getattr(algorithm, "model_decoder_layers", ""))
     for name, turn in changes.turns.items():
         attach_rotation(model.get_submodule(name), turn)
     inside = tuple(f"{name}." for name in blocks)
     weights = [item for item in found.quantized if item.stages["weight"]]
     items = {item.layer.name: item for item in weights if item.layer.name.startswith(inside)}
-    store = Tuning(blocks, model, dict(skeleton.tensors), job.checkpoint.folder, journal, items=items)
+    store = Tuning(blocks, model, dict(skeleton.tensors), job.checkpoint.folder, journal, job.device, items=items)
     with ExitStack() as undo:
         undo.callback(restore, found)
         prepare(found, ranges=False)
