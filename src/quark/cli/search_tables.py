@@ -9,6 +9,7 @@ from typing import Any
 from quark.cli.common import Wanted
 from quark.report import LayerView, Measure, ModelView, Table, decibels, file_size, milliseconds
 from quark.report.verdict import Line, Verdict
+from quark.search.trials import shown
 from quark.search.values import FLOAT, Found, Study, Trial
 
 #: Seconds below which a latency is told in microseconds.
@@ -17,25 +18,15 @@ SHORT = 1e-4
 
 def layer_table(study: Study) -> Table:
     """One row a layer, that which loses most first (by its worst candidate)."""
-    names, columns = worst_first(study), study.candidates
+    names, columns = dict.fromkeys(trial.layer for trial in study.ranked()), study.candidates
     rows = []
     for name in names:
         trials = [study.of(name, candidate) for candidate in columns]
         kind = next(trial.kind for trial in trials if trial is not None)
         rows.append((name, kind, *("–" if trial is None else loss_words(trial, study.metric) for trial in trials)))
-    heads = tuple(f"{column}: {loss_name(study.metric)}" for column in columns)
+    heads = tuple(f"{column}: {shown(study.metric)}" for column in columns)
     note = f"Each layer quantized alone, on {study.samples} samples."
     return Table("Sensitivity, worst first", ("layer", "kind", *heads), tuple(rows), note)
-
-
-def worst_first(study: Study) -> list[str]:
-    """Names of layers by their largest loss."""
-    return list(dict.fromkeys(trial.layer for trial in study.ranked()))
-
-
-def loss_name(metric: str) -> str:
-    """What is shown of a trial."""
-    return metric.rpartition(":")[2]
 
 
 def loss_words(trial: Trial, metric: str) -> str:
@@ -62,7 +53,7 @@ def views(study: Study) -> tuple[ModelView, ...]:
 
 def measure_of(study: Study) -> Measure:
     """What the page shows of a layer: decibels, or what another metric loses."""
-    return Measure() if study.metric == "sqnr" else Measure(f"loss of {loss_name(study.metric)}", "", more=False)
+    return Measure() if study.metric == "sqnr" else Measure(f"loss of {shown(study.metric)}", "", more=False)
 
 
 def _alone(trial: Trial, metric: str) -> float:

@@ -36,7 +36,7 @@ from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantization.config.tuners import split
 from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.scratch import Scratch
-from quark.onnx.sensitivity import Progress, open_ledger, study
+from quark.onnx.sensitivity import open_ledger, study
 from quark.onnx.tuned_speed import repeating
 from quark.search import parts
 from quark.search.energy import is_table, read_table, with_energy
@@ -48,6 +48,7 @@ from quark.search.plan_metric import PlanMetric
 from quark.search.refine import Alone
 from quark.search.solve import Judges, solve
 from quark.search.target import Asked
+from quark.search.trials import Progress
 from quark.search.values import FLOAT, Found, Study, total
 
 Model = str | Path | onnx.ModelProto

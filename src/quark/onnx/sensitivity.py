@@ -10,18 +10,17 @@ what joblib is set to (``joblib.parallel_config``): processes, or a cluster that
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from quark import parallel
 from quark.config.job import Job
 from quark.errors import ConfigError
 from quark.files.journal import Journal
-from quark.measure.outputs import EXACT, Outputs, loss_name
+from quark.measure.outputs import Outputs
 from quark.onnx import fingerprint, layer_runs
 from quark.onnx.config_file import config_of
 from quark.onnx.data_layout import as_reader
@@ -31,12 +30,12 @@ from quark.onnx.layer_units import Tensors, Unit
 from quark.onnx.quantization.config.config import Config, QuantizationConfig
 from quark.onnx.quantization.config.tuners import split
 from quark.onnx.scratch import Scratch
-from quark.search.function import check_metric, digest_of, load_function, number_of
+from quark.search.function import check_metric, digest_of
+from quark.search.trials import Measured, Pair, Progress, all_measured, by_function, loss_of, of_float
 from quark.search.values import FLOAT, Study, Trial
 
 #: Measures that need no function; each is also a loss, in which ``sqnr`` and ``cosine`` are the noise.
 MEASURES = ("sqnr", "mse", "cosine", "kl")
-Progress = Callable[[int, int], None]
 Task = tuple[Unit, str]
 Settings = Config | QuantizationConfig | Mapping[str, Any] | str
 
@@ -136,61 +135,42 @@ def _trials(
     progress: Progress | None = None,
 ) -> Iterator[Trial]:
     """The trials of tasks, in their order."""
-    reference = _reference(common, metric, ledger)
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for unit, name in tasks:
-        known = ledger.done(_key(unit, name), dict[str, float], ("value", loss_name(metric)))
-        if known is not None:
-            found[unit.name, name] = known
-    left = [(unit, name) for unit, name in tasks if (unit.name, name) not in found]
-    for unit, name, measured in _results(common, left, metric, workers):
-        found[unit.name, name] = measured
-        ledger.finish(_key(unit, name), measured)
-        if progress is not None:
-            progress(len(found), len(tasks))
-    yield from (_trial(unit, name, found[unit.name, name], metric, reference) for unit, name in tasks)
+    reference, path = 0.0, str(common.model)
+    if ":" in metric:
+        reference = ledger.number("the float model", lambda: by_function(metric, path)["value"])
+    units = {(unit.name, name): unit for unit, name in tasks}
 
+    def results(left: Sequence[Pair]) -> Iterator[tuple[Pair, Measured]]:
+        return _results(common, [(units[pair], pair[1]) for pair in left], metric, workers)
 
-def _key(unit: Unit, name: str) -> str:
-    return f"{unit.name} as {name}"
-
-
-def _trial(unit: Unit, name: str, measured: Mapping[str, float], metric: str, reference: float) -> Trial:
-    loss = abs(measured["value"] - reference) if "value" in measured else measured[loss_name(metric)]
-    loss = np.inf if np.isnan(loss) else loss  # the worst there is, which no plan chooses
-    metrics = {key: value for key, value in measured.items() if key != "size"}
-    costs = {**unit.costs[name], **({"size": measured["size"]} if "size" in measured else {})}
-    return Trial(unit.name, unit.op_type, name, loss, metrics, costs)
-
-
-def _reference(common: FloatModelFiles, metric: str, ledger: Journal) -> float:
-    """What a function of the user's says of the float model; 0 for other metrics."""
-    if ":" not in metric:
-        return 0.0
-    name = metric.rpartition(":")[2]
-    return ledger.number("the float model", lambda: number_of(load_function(metric)(str(common.model)), name))
+    found = all_measured(list(units), metric, ledger, results, progress)
+    for pair, unit in units.items():
+        measured = dict(found[pair])
+        costs = {**unit.costs[pair[1]], **({"size": measured.pop("size")} if "size" in measured else {})}
+        loss = loss_of(measured, metric, reference)
+        yield Trial(unit.name, unit.op_type, pair[1], loss, measured, costs)
 
 
 def _results(
     common: FloatModelFiles, tasks: Sequence[Task], metric: str, workers: int
-) -> Iterator[tuple[Unit, str, dict[str, float]]]:
-    """(layer, candidate, measures), as they are finished; what stays float loses nothing."""
+) -> Iterator[tuple[Pair, Measured]]:
+    """(layer, candidate) and measures, as they are finished; what stays float loses nothing."""
     for unit, name in (task for task in tasks if task[1] == FLOAT):
-        yield unit, name, _nothing(common, metric)
-    alike: dict[bytes, list[tuple[Unit, str]]] = {}
+        exact = of_float(metric, str(common.model))
+        yield (unit.name, name), {key: value for key, value in exact.items() if key != "kl" or metric == "kl"}
+    alike: dict[bytes, list[Task]] = {}
     for unit, name in (task for task in tasks if task[1] != FLOAT):
         alike.setdefault(_digest(unit, name), []).append((unit, name))
-    chosen = [tasks[0] for tasks in alike.values()]
     calls = (
         parallel.delayed(trial, common, unit.name, unit.op_type, unit.tensors[name], metric, name)
-        for unit, name in chosen
+        for (unit, name), *_ in alike.values()
     )
     if workers == 1 and parallel.is_serial():
         done: Iterator[Any] = (function(*args) for function, args, _ in calls)
     else:
         done = parallel.results(calls, workers, "threads")
     for same, measured in zip(alike.values(), done, strict=True):
-        yield from ((unit, name, measured) for unit, name in same)
+        yield from (((unit.name, name), measured) for unit, name in same)
 
 
 def _digest(unit: Unit, name: str) -> bytes:
@@ -203,33 +183,22 @@ def _digest(unit: Unit, name: str) -> bytes:
     return fingerprint.of_arrays(arrays)
 
 
-def _nothing(common: FloatModelFiles, metric: str) -> dict[str, float]:
-    if ":" in metric:
-        return {"value": number_of(load_function(metric)(str(common.model)), metric.rpartition(":")[2])}
-    return {name: value for name, value in EXACT.items() if name != "kl" or metric == "kl"}
-
-
 def trial(
     common: FloatModelFiles, name: str, op_type: str, tensors: Tensors, metric: str, candidate: str = ""
-) -> dict[str, float]:
+) -> Measured:
     """Quantize one layer, with the weights that the candidate's algorithms gave it, and measure; ``size`` is that of
     its constants."""
     model = layer_runs.single(common, name, op_type, tensors, candidate)
     size = {"size": layer_runs.stored_bytes(common, name, tensors, model)}
     model = layer_runs.whole(common, name, model)
     if ":" in metric:
-        return _by_function(common, model, metric) | size
+        import tempfile
+
+        with tempfile.TemporaryDirectory(dir=common.folder, ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / "quantized.onnx"
+            files.save(model, path)
+            return by_function(metric, str(path)) | size
     runner, outputs = common.runner(model), Outputs()
     for feed, reference in common.pairs():
         outputs.update(reference, runner.run(feed).values, metric == "kl")
     return outputs.metrics() | size
-
-
-def _by_function(common: FloatModelFiles, model: ir.Model, metric: str) -> dict[str, float]:
-    """Write the model, and call the user's function with its path."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(dir=common.folder, ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / "quantized.onnx"
-        files.save(model, path)
-        return {"value": number_of(load_function(metric)(str(path)), metric.rpartition(":")[2])}

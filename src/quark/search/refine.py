@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from quark.dataclass import dataclass
+from quark.search.trials import Pair
 from quark.search.values import Study, Trial
 
-Pair = tuple[str, str]
 ENOUGH = 0.98
 """The part of a plan's loss that is to be measured."""
 HOPE, LEAST = 0.5, 1 / 32

@@ -29,6 +29,7 @@ from quark.search.refine import Alone
 from quark.search.solve import Judges, solve
 from quark.search.target import LANGUAGE, Asked
 from quark.search.ties import fused
+from quark.search.trials import Progress
 from quark.search.values import FLOAT, Found, Study
 from quark.torch.config.schemes import base_name, scheme
 from quark.torch.config.tensor import QTensorConfig
@@ -38,7 +39,7 @@ from quark.torch.export.formats import format_for
 from quark.torch.layer_runs import FloatOutputs, lay_out, measure, running, traffic_of
 from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer
-from quark.torch.sensitivity import LayerTrials, Progress, first_scheme, open_ledger, source_of
+from quark.torch.sensitivity import LayerTrials, first_scheme, open_ledger, source_of
 
 
 @dataclass(frozen=True)

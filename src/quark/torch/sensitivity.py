@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,9 +28,10 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.files.private import private_folder
-from quark.measure.outputs import EXACT, loss_name
-from quark.search.function import check_metric, digest_of, load_function, number_of
-from quark.search.refine import FEWER, Alone, Pair, affordable
+from quark.measure.outputs import loss_name
+from quark.search.function import check_metric, digest_of
+from quark.search.refine import FEWER, Alone, affordable
+from quark.search.trials import Measured, Pair, Progress, all_measured, by_function, loss_of, of_float, shown
 from quark.search.values import FLOAT, Study, Trial
 from quark.torch import one_pass
 from quark.torch.config.model import QConfig
@@ -50,7 +51,6 @@ LLAMA = "llama.cpp"  # whose files have blocks of their own
 MEASURES = ("kl", "sqnr", "mse", "cosine")
 TRIED = 2
 """Samples on which layers are tried that a plan rests on, where the others are estimated."""
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -234,12 +234,10 @@ class LayerTrials:
         layers = {name: matched(model, chosen) for name, chosen in values.items()}
         order = list(dict.fromkeys(name for found in layers.values() for name in found))
         traffic = traffic_of(model, order, self.common.samples[0])
-        reference = of_float(model, self.metric)
+        reference = of_float(self.metric, model)
         pairs = [(name, c) for c, matches in layers.items() for name in matches]
-        found = self.finished(pairs)
-        if estimate:
-            found |= self.estimated(values, {name: list(one) for name, one in layers.items()})
-        self.measure(found, pairs, values)
+        known = self.estimated(values, {name: list(one) for name, one in layers.items()}) if estimate else {}
+        found = self.measured(pairs, values, known)
         made = []
         for name in order:
             item = next(matches[name] for matches in layers.values() if name in matches)
@@ -247,9 +245,9 @@ class LayerTrials:
                 if c == FLOAT or name in layers[c]:
                     measured, here = (reference, None) if c == FLOAT else (found[name, c], layers[c][name])
                     costs = costs_of(item, here, traffic.get(name, Traffic()), self.machine, self.program)
-                    made.append(trial_of(item, c, measured, reference, self.metric, costs))
-        shown = self.metric if ":" not in self.metric else self.metric.rpartition(":")[2]
-        return Study(tuple(made), shown, len(self.common.samples), time.perf_counter() - start)
+                    loss = loss_of(measured, self.metric, reference.get("value", 0.0))
+                    made.append(Trial(name, kind_of_layer(item), c, loss, dict(measured), costs))
+        return Study(tuple(made), shown(self.metric), len(self.common.samples), time.perf_counter() - start)
 
     def alone(self, found: Study) -> Alone:
         """Who measures what the plan of an estimated study rests on: trials on few samples."""
@@ -262,41 +260,32 @@ class LayerTrials:
     def losses(self, pairs: Sequence[Pair]) -> list[float]:
         """The losses of layers under candidates on few samples, in their order."""
         few = replace(self.common, samples=self.common.samples[:TRIED])
-        found: dict[Pair, dict[str, float]] = {}
         values = {c: values_of(self.model, self.base, c) for c in dict.fromkeys(c for _, c in pairs)}
         brief = replace(self, common=few, ledger=Journal(None, {}), workers=1, progress=None)
-        brief.measure(found, pairs, values)
+        found = brief.measured(pairs, values)
         return [found[pair][loss_name(self.metric)] for pair in pairs]
 
-    def finished(self, pairs: Iterable[Pair]) -> dict[Pair, dict[str, float]]:
-        """What an earlier run has measured, by layer and candidate."""
-        kind = ("value", loss_name(self.metric))
-        known = {pair: self.ledger.done(key_of(pair), dict[str, float], kind) for pair in pairs}
-        return {pair: one for pair, one in known.items() if one is not None}
-
-    def estimated(
-        self, values: Mapping[str, dict[str, Any]], layers: Mapping[str, list[str]]
-    ) -> dict[Pair, dict[str, float]]:
+    def estimated(self, values: Mapping[str, dict[str, Any]], layers: Mapping[str, list[str]]) -> dict[Pair, Measured]:
         """The losses by one backward pass."""
         configs = {name: config_of(chosen, self.model) for name, chosen in values.items()}
         key = "kl" if self.metric == "kl" else "noise"
         losses = one_pass.losses(self.model, self.common, configs, layers, self.metric)
         return {place: {key: loss} for place, loss in losses.items()}
 
-    def measure(
-        self, found: dict[Pair, dict[str, float]], pairs: Sequence[Pair], values: Mapping[str, dict[str, Any]]
-    ) -> None:
-        """Try what is not among ``found``, and add it there and to the ledger; ``values``: of each candidate."""
-        left: dict[str, list[str]] = {}
-        for name, candidate in pairs:
-            if (name, candidate) not in found:
+    def measured(
+        self, pairs: Sequence[Pair], values: Mapping[str, dict[str, Any]], known: Mapping[Pair, Measured] | None = None
+    ) -> dict[Pair, Measured]:
+        """What was measured of all pairs; ``values``: of each candidate, ``known``: of pairs that need no trial."""
+
+        def tried(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Measured]]:
+            left: dict[str, list[str]] = {}
+            for name, candidate in pairs:
                 left.setdefault(candidate, []).append(name)
-        parts = [part for c, names in left.items() for part in self.parts(c, values[c], names)]
-        for part, name, measured in results(parts, self.model, self.workers):
-            found[name, part.candidate] = measured
-            self.ledger.finish(key_of((name, part.candidate)), measured)
-            if self.progress is not None:
-                self.progress(len(found), len(pairs))
+            parts = [part for c, names in left.items() for part in self.parts(c, values[c], names)]
+            for part, name, measured in results(parts, self.model, self.workers):
+                yield (name, part.candidate), measured
+
+        return all_measured(pairs, self.metric, self.ledger, tried, self.progress, known)
 
     def parts(self, candidate: str, chosen: Mapping[str, Any], names: Sequence[str]) -> Iterator[Part]:
         """The work in parts that processes take one after the other; neighbours stay together."""
@@ -306,35 +295,14 @@ class LayerTrials:
             yield Part(self.source, values, candidate, self.common, tuple(names[start : start + size]), self.metric)
 
 
-def key_of(pair: Pair) -> str:
-    """The entry of a ledger for a layer under a candidate."""
-    return f"{pair[0]} as {pair[1]}"
-
-
 def matched(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Match]:
     """The layers that a configuration quantizes, by name."""
     return {found.layer.name: found for found in match(model, config_of(values, model)).quantized}
 
 
-def of_float(model: nn.Module, metric: str) -> dict[str, float]:
-    """The measures of the float model itself."""
-    if ":" in metric:
-        return {"value": number_of(load_function(metric)(model), metric.rpartition(":")[2])}
-    return dict(EXACT)
-
-
-def trial_of(
-    item: Match,
-    candidate: str,
-    measured: Mapping[str, float],
-    reference: Mapping[str, float],
-    metric: str,
-    costs: Mapping[str, float],
-) -> Trial:
-    """One layer under one candidate."""
-    loss = abs(measured["value"] - reference["value"]) if "value" in measured else measured[loss_name(metric)]
-    kind = type(item.layer.module).__name__.removeprefix("Quant")
-    return Trial(item.layer.name, kind, candidate, loss, dict(measured), dict(costs))
+def kind_of_layer(item: Match) -> str:
+    """What a layer is called by its class."""
+    return type(item.layer.module).__name__.removeprefix("Quant")
 
 
 def costs_of(
@@ -378,7 +346,7 @@ def file_bytes(stages: Stages, shape: tuple[int, ...], program: str | None) -> f
     return float(sum(int(np.prod(size, dtype=np.int64)) * kind.itemsize for size, kind in form.values()))
 
 
-def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[tuple[Part, str, dict[str, float]]]:
+def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[tuple[Part, str, Measured]]:
     """(part, layer, measures), as they are finished."""
     if workers == 1 or parallel.shares_memory("processes"):  # threads would change one model at the same time
         for part in parts:
@@ -398,7 +366,7 @@ def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[t
 _MODEL = Lock()
 
 
-def work(part: Part, number: int) -> tuple[int, dict[str, dict[str, float]]]:
+def work(part: Part, number: int) -> tuple[int, dict[str, Measured]]:
     """One part, on the model of the worker process."""
     with _MODEL:
         runs = kept_runs(part.source, part.values, part.common.folder, _Samples(part.common.samples))
@@ -425,7 +393,7 @@ def kept_runs(source: Source, values: str, folder: Path, samples: _Samples) -> T
     return open_runs(model, config_of(json.loads(values), model), FloatOutputs(samples.samples, folder))
 
 
-def one_trial(runs: TorchLayerRuns, name: str, metric: str) -> dict[str, float]:
+def one_trial(runs: TorchLayerRuns, name: str, metric: str) -> Measured:
     """Quantize one layer, and measure."""
     if ":" not in metric:
         return runs.trial(name)
@@ -433,6 +401,6 @@ def one_trial(runs: TorchLayerRuns, name: str, metric: str) -> dict[str, float]:
     runs.switch(name, layer, True)
     try:
         with running(runs.model):
-            return {"value": number_of(load_function(metric)(runs.model), metric.rpartition(":")[2])}
+            return by_function(metric, runs.model)
     finally:
         runs.switch(name, layer, False)
