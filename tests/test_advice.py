@@ -65,6 +65,25 @@ def test_slower_than_float_ends_in_what_is_not(
     assert not any(node.op_type == "QuantizeLinear" for node in load(tmp_path / "q.onnx").graph)
 
 
+def test_a_model_that_stays_in_float_says_so_and_how_to_quantize_it_all_the_same(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """Nothing of it is faster in integers: no coverage line told so, and small ones were slower than float."""
+    kernels = {f"w{k}": models.normal(4, 4 if k else 3, 3, 3, scale=0.2, seed=k) for k in range(4)}
+    layers = " ".join(
+        f"c{k} = Conv <pads = [1, 1, 1, 1]> ({f'r{k - 1}' if k else 'x'}, w{k}) r{k} = Relu (c{k})" for k in range(4)
+    )
+    text = f"g (float[N, 3, 24, 24] x) => (float[N, 4, 24, 24] y) {{ {layers} y = Identity (r3) }}"
+    words = [*written(tmp_path, text, **kernels), "-p", "A8W8_CPU"]
+    np.savez(tmp_path / "data.npz", x=models.normal(4, 3, 24, 24))
+    assert main(words) == 0
+    said = capsys.readouterr().out.splitlines()[-5:]
+    assert any(line.startswith("coverage  low: 0 % of the multiplications") for line in said)
+    line = next(line for line in said if "FloatWhereFaster=False" in line)
+    assert run_again(line) == 0
+    assert "coverage  quantized: 100 %" in capsys.readouterr().out
+
+
 def test_a_larger_file_ends_in_a_smaller_one_or_in_the_float_model(tmp_path: Path, capsys: Capture) -> None:
     chain = " ".join(f"t{k + 1} = Elu(t{k})" for k in range(60))
     text = f"g (float[N, 64] x) => (float[N, 64] y) {{ t0 = MatMul(x, w) {chain} y = Relu(t60) }}"

@@ -85,10 +85,10 @@ def test_which_rewrites_of_the_device_a_job_has(
 
 @pytest.mark.parametrize(("whole", "some", "expected"), [
     (10.0, True, 1.0), (40.0, True, 2.0), (500.0, True, 25.0), (2000.0, True, 50.0), (20000.0, True, 100.0),
-    (10.0, False, 50.0), (20000.0, False, 100.0),
+    (10.0, False, 15.0), (20000.0, False, 100.0),
 ])  # fmt: skip
 def test_what_has_to_be_saved(whole: float, some: bool, expected: float) -> None:
-    """Half a percent; 50 µs, of small models 5 % but a µs; those of which nothing would stay quantized: 50 µs."""
+    """Half a percent; 50 µs, of small models 5 % but a µs; those of which nothing would stay quantized: 15 µs."""
     assert slower._least(whole, some) == pytest.approx(expected)
 
 

@@ -29,6 +29,7 @@ from quark.onnx.describe import describe, file_bytes, largest_constant
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import is_float16, on_cpu
+from quark.onnx.qdq.slower import REASON, all_in_float
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.recipes import Choice, Situation, with_algorithms
 from quark.onnx.result import Result
@@ -175,6 +176,8 @@ def _coverage(subject: Subject, plan: Plan | None) -> list[Line]:
     if plan is None:
         shares = subject.shares
         return [coverage_line(shares.integer, shares.stored)] if shares.integer else []
+    if all_in_float(plan) and not subject.shares.stored:
+        return [coverage_line(0.0, 0.0, [f"all layers: {REASON}"])]
     wanted = {tensor.role for tensor in plan if isinstance(get_format(tensor.spec.format), Int)}
     if not wanted:
         return []
@@ -299,6 +302,9 @@ def _explained(subject: Subject) -> str:
     if choice is not None and not _fast_forms(choice) and is_float16(load(subject.model)):
         inside = replace(choice, options={**choice.options, "FasterForms": True})
         return f"{command(subject, inside)}   (float32 inside a float16 model, so that its layers are integer kernels)"
+    if choice is not None and _fast_forms(choice) and not subject.shares.stored and "TuneSpeed" not in choice.options:
+        whole = replace(choice, options={**choice.options, "FloatWhereFaster": False})
+        return f"{command(subject, whole)}   (integers all the same)"
     left = [one.name for one in float_layers(subject.shares)[:1]]
     named = [name for name in left if brief(name) == name]  # without a name it lists every layer
     words = ["quark", "onnx", "explain", str(subject.named or subject.output), *named]

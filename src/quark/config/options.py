@@ -152,7 +152,8 @@ class Options(BaseModel):
         None,
         2,
         "Leave in float what the CPU runs faster so by measured kernel times, conversions counted; what saves less "
-        "than half a percent of the model's time, or neither 50 microseconds nor 5 percent, stays as configured. "
+        "than half a percent of the model's time, or neither 50 microseconds nor 5 percent, or less than 15 "
+        "microseconds where nothing would be left in integers, stays as configured. "
         "Default: for the CPU target.",
     )
     DynamicLSTM: bool | None = _option(

@@ -36,6 +36,8 @@ REASON = f"{OPTION}: the CPU's kernels are faster in float here, conversions cou
 #: What leaving nodes in float has to save of the time of all in integers: this part, and so many microseconds or the
 #: larger part; each connected group of them the third. The table is good for sums of several calls, not for one.
 LEAST_PART, LEAST_TIME, LARGER_PART, LEAST_OF_GROUP = 0.005, 50.0, 0.05, 0.0002
+#: The same, where nothing would be left in integers: the smallest models are tried for what quantization does to them.
+LEAST_OF_ALL = 15.0
 FREE = 64
 #: The same for both sides of a picture that is an input of the model: of 64 x 64 a detector's last layers would see
 #: 2 x 2, and stay float.
@@ -140,12 +142,8 @@ def _input_sizes(shape: ir.Shape) -> list[int]:
 
 
 def _least(whole: float, some: bool) -> float:
-    """Microseconds that have to be saved of ``whole``.
-
-    Tiny models are tried for what quantization does to them, not for their time: those of which nothing would be left
-    in integers stay as configured.
-    """
-    small = min(LEAST_TIME, max(LARGER_PART * whole, 1.0)) if some else LEAST_TIME
+    """Microseconds that have to be saved of ``whole``; ``some``: layers stay in integers."""
+    small = min(LEAST_TIME, max(LARGER_PART * whole, 1.0)) if some else LEAST_OF_ALL
     return max(LEAST_PART * whole, small)
 
 
