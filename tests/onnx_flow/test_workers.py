@@ -11,11 +11,12 @@ import onnx_ir as ir
 import pytest
 from tests.onnx_flow import models
 
-from quark.config.options import parse_options
 from quark.errors import ConfigError, DataError
+from quark.files.journal import Journal
 from quark.numerics.affine import Grid
 from quark.numerics.formats import get_format
 from quark.onnx import ModelQuantizer, QConfig, QLayerConfig, workers
+from quark.onnx.algorithms.context import JobContext
 from quark.onnx.calibration import Request
 from quark.onnx.quantization.config.spec import CalibMethod, Int8Spec
 from quark.onnx.scratch import Scratch
@@ -77,8 +78,10 @@ def test_processes_open_the_model_from_a_file(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Scratch, "folder", lambda self, purpose: seen.append(purpose) or tmp_path)
     grid = Grid(get_format("int8"))
     model = ir.from_proto(models.cnn())
-    with joblib.parallel_config("loky"), Scratch(parse_options({})) as scratch:
-        found = observe_with_workers(model, {"x": Request(grid)}, samples(), 2, scratch)
+    job = QConfig(extra_options={"CalibWorkerNum": 2}).compile()
+    with joblib.parallel_config("loky"), Scratch(job.options) as scratch:
+        context = JobContext(job, None, scratch, Journal(), lambda *_: None)
+        found = observe_with_workers(model, {"x": Request(grid)}, samples(), context, None)
     assert len(seen) == 1 and (tmp_path / "model.onnx").is_file()
     assert found["x"].hi == max(float(sample["x"].max()) for sample in samples())
 

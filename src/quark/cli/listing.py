@@ -7,7 +7,7 @@ from typing import Any
 from quark.cli.output import print_json, show
 from quark.config.options import Options
 from quark.config.presets import HARDWARE, PRESETS, Preset, get_preset
-from quark.errors import ConfigError, unknown
+from quark.errors import check_name
 from quark.report import Table
 
 
@@ -17,8 +17,8 @@ def run_presets(name: str | None, hardware: str | None, json: bool) -> None:
     Raises:
         ConfigError: an unknown name or kind of hardware.
     """
-    if hardware is not None and hardware not in HARDWARE:
-        raise ConfigError(unknown("--for", hardware, HARDWARE))
+    if hardware is not None:
+        check_name("--for", hardware, HARDWARE)
     chosen = {name: get_preset(name)} if name is not None else PRESETS
     chosen = {key: one for key, one in chosen.items() if hardware is None or hardware in one.hardware}
     if json:

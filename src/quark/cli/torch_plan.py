@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark.cli.output import print_json, say, show, write_text
 from quark.cli.torch_quantize import checked_format, chosen_values, float_type
-from quark.cli.torch_refusals import check_folder, check_format, check_names, check_program
+from quark.cli.torch_refusals import check_folder, check_names, check_reader
 from quark.cli.torch_request import Explained, Predicted
 from quark.errors import printable
 from quark.report import Table, file_size
@@ -56,8 +56,7 @@ def decided(request: Explained) -> tuple[dict[str, Any], TorchForecast]:
     """Keys and values of the configuration, and what it means for the checkpoint."""
     check_folder(request.model)
     check_names(request.scheme, request.kv_cache, request.layers)
-    check_format(request.format)
-    check_program(request.program)
+    check_reader(request.format, request.program)
     values = chosen_values(request)
     format = checked_format(request, values)
     from quark.torch.config_file import config_of

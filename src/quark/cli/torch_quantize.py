@@ -18,16 +18,15 @@ from quark.cli.torch_refusals import (
     check_data,
     check_device,
     check_folder,
-    check_format,
     check_names,
     check_output,
-    check_program,
+    check_reader,
     check_samples,
     split_layers,
 )
 from quark.cli.torch_request import Converted, FolderJob, InMemory
 from quark.cli.torch_verdict import coverage_of, sizes, tell
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name
 from quark.files.folder import drop_detour, new_folder
 
 if TYPE_CHECKING:
@@ -67,13 +66,12 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
         check_names(request.scheme, request.kv_cache, request.layers)
     check_folder(request.model)
     check_algorithms(with_own(request.algorithms))
-    check_format(request.format)
-    check_program(request.program)
+    check_reader(request.format, request.program)
     check_data(request.model, request.source.data)
     check_device(request.device)
     check_output(request.output, resumed)
-    if request.dtype is not None and request.dtype not in DTYPES:
-        raise ConfigError(unknown("--dtype", request.dtype, DTYPES))
+    if request.dtype is not None:
+        check_name("--dtype", request.dtype, DTYPES)
     if request.max_shard_size is not None:
         bytes_of(request.max_shard_size)
     if request.format is None and request.program is None:
@@ -385,8 +383,7 @@ def run_convert(request: Converted) -> None:
         ConfigError: codes that cannot be carried over, and nobody said that they may be made anew.
     """
     check_folder(request.model)
-    check_format(request.format)
-    check_program(request.program)
+    check_reader(request.format, request.program)
     from quark.torch.export.formats import chosen_format
     from quark.torch.files.foreign import convert
     from quark.torch.files.prequantized import method_of

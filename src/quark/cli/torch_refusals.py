@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quark.algorithms.names import ROWS, TORCH
 from quark.algorithms.own import OWN
-from quark.errors import ConfigError, DataError, ModelError, unknown
+from quark.errors import ConfigError, DataError, ModelError, check_name, unknown
 from quark.files.folder import UNFINISHED, check_detour, check_target
 
 GROUPS = ("32", "64", "128", "per_channel")
@@ -63,8 +63,8 @@ def check_names(scheme: str | None, kv_cache: str | None, layers: Sequence[str])
     for name in ([] if scheme is None else [scheme]) + [*split_layers(layers).values()]:
         if name.partition(":")[0] not in SCHEMES and built_in_alone():  # a calibration method may stand behind
             raise ConfigError(unknown("quantization scheme", name, SCHEMES))
-    if kv_cache is not None and kv_cache not in CACHES:
-        raise ConfigError(unknown("KV cache scheme", kv_cache, CACHES))
+    if kv_cache is not None:
+        check_name("KV cache scheme", kv_cache, CACHES)
 
 
 def check_algorithms(names: Sequence[str]) -> None:
@@ -79,24 +79,15 @@ def check_algorithms(names: Sequence[str]) -> None:
             raise ConfigError(unknown("algorithm", name, known))
 
 
-def check_format(name: str | None) -> None:
-    """Refuse an unknown format of the result.
+def check_reader(format: str | None, program: str | None) -> None:
+    """Refuse an unknown format of the result, or program that is to read it.
 
     Raises:
         ConfigError: the nearest name is shown.
     """
-    if name is not None and name not in FORMATS:
-        raise ConfigError(unknown("format", name, FORMATS))
-
-
-def check_program(name: str | None) -> None:
-    """Refuse an unknown program that is to read the result.
-
-    Raises:
-        ConfigError: the nearest name is shown.
-    """
-    if name is not None and name not in PROGRAMS:
-        raise ConfigError(unknown("program", name, PROGRAMS))
+    for kind, name, known in (("format", format, FORMATS), ("program", program, PROGRAMS)):
+        if name is not None:
+            check_name(kind, name, known)
 
 
 def check_data(model: Path, *paths: Path | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import plan_verdict
-from quark.cli.torch_refusals import check_data, check_device, check_folder, check_names, check_program
+from quark.cli.torch_refusals import check_data, check_device, check_folder, check_names, check_reader
 from quark.cli.torch_request import RankLayers, SearchLayers, TriedLayers
 from quark.errors import ConfigError
 from quark.report.progress import bars
@@ -104,7 +104,7 @@ def run_search(request: SearchLayers) -> None:
     """Find a plan, write it, and tell on standard output."""
     data, wanted = given(request), replace(request.wanted, budget=request.wanted.budget or "size")
     check_one(wanted.target, wanted.limit, LANGUAGE)
-    check_program(request.program)
+    check_reader(None, request.program)
     check_data(request.model, wanted.eval_data)
     from quark.torch.config_file import schemes_of
     from quark.torch.export.formats import format_for

@@ -132,12 +132,8 @@ def observe(
 
     Statistics of several calls over parts of the data can be merged (``Statistic.merge``) before ``find_ranges``.
     """
-    statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
-    counted = CountedSamples(journal or Journal(), statistics)
-    source = samples_of(samples)
-    feeds = counted.unseen(reported(checked(source, inputs_of(model)), source, progress))
+    statistics, counted, feeds = begun(model, requests, samples, progress, journal or Journal())
     if counted.complete:
-        list(feeds)  # no sample is left; they are looked at because others would need other statistics
         return statistics
     whole, reduced = split_by_need(model, requests)
     light = all(isinstance(statistic, LIGHT) for statistic in statistics.values())
@@ -148,6 +144,18 @@ def observe(
     del runner
     trim_heap()
     return statistics
+
+
+def begun(
+    model: ir.Model, requests: Mapping[str, Request], samples: Any, progress: Progress | None, journal: Journal
+) -> tuple[Statistics, CountedSamples, Iterable[Feed]]:
+    """The statistics that finished samples are in, which those are, and the samples that are left."""
+    statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
+    counted, source = CountedSamples(journal, statistics), samples_of(samples)
+    feeds = counted.unseen(reported(checked(source, inputs_of(model)), source, progress))
+    if counted.complete:
+        list(feeds)  # no sample is left; they are looked at because others would need other statistics
+    return statistics, counted, feeds
 
 
 def split_by_need(model: ir.Model, requests: Mapping[str, Request]) -> tuple[list[str], list[str]]:

@@ -115,17 +115,24 @@ def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, re
     try:
         session = _opened(draft, options, large)
     except _FAILURES as error:
-        if _short_of_memory(error):
-            return _NO_MEMORY
-        if original.run(feed) is None:
-            return f"ONNX Runtime does not run the float model here either: {reason_of(error)}"
-        raise ModelError(
-            f"the quantized model is not published: ONNX Runtime does not open it: {reason_of(error)}"
-        ) from error
+        return _theirs_too(error, original, feed, "ONNX Runtime does not open it", "here")
     why, other = _tried(session, model, feed, original), other_size(model, feed)
     if not why and other is not None:
         _tried(session, model, other, original)  # a size that cannot be tried says nothing of the first
     return why
+
+
+def _theirs_too(error: Exception, original: Original, feed: Feed, what: str, where: str) -> str:
+    """Why a failure says nothing of the quantized model.
+
+    Raises:
+        ModelError: the float model runs.
+    """
+    if _short_of_memory(error):
+        return _NO_MEMORY
+    if original.run(feed) is None:
+        return f"ONNX Runtime does not run the float model {where} either: {reason_of(error)}"
+    raise ModelError(f"the quantized model is not published: {what}: {reason_of(error)}") from error
 
 
 def _copied(draft: Path | onnx.ModelProto) -> onnx.ModelProto | None:
@@ -185,13 +192,7 @@ def _tried(session: Session, model: ir.Model, feed: Feed, original: Original) ->
     except DataError as error:
         return f"{error} (on {given})"
     except _FAILURES as error:
-        if _short_of_memory(error):
-            return _NO_MEMORY
-        if original.run(feed) is None:
-            return f"ONNX Runtime does not run the float model on {given} either: {reason_of(error)}"
-        raise ModelError(
-            f"the quantized model is not published: it does not run on {given}: {reason_of(error)}"
-        ) from error
+        return _theirs_too(error, original, feed, f"it does not run on {given}", f"on {given}")
     odd = [str(value.name) for value, array in zip(model.graph.outputs, found, strict=True) if _is_odd(value, array)]
     if odd:
         _compare(odd, found, [str(value.name) for value in model.graph.outputs], original, feed, given)

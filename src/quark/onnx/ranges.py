@@ -55,12 +55,11 @@ def calibrated(model: ir.Model, plan: Plan, context: JobContext, progress: Progr
 def _statistics(
     model: ir.Model, requests: dict[str, Request], samples: Any, context: JobContext, progress: Progress
 ) -> Statistics:
-    runtime, workers = Runtime.of(context.job.options), context.job.options.CalibWorkerNum
-    if workers == 1:
-        return observe(model, requests, samples, runtime, progress, context.journal)
+    if context.job.options.CalibWorkerNum == 1:
+        return observe(model, requests, samples, Runtime.of(context.job.options), progress, context.journal)
     from quark.onnx.workers import observe_with_workers
 
-    return observe_with_workers(model, requests, samples, workers, context.scratch, runtime, progress, context.journal)
+    return observe_with_workers(model, requests, samples, context, progress)
 
 
 def samples_of(model: ir.Model, options: Options, reader: Any) -> data.Samples:

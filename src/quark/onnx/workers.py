@@ -25,14 +25,13 @@ import onnx_ir as ir
 from quark import parallel
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
-from quark.files.journal import Journal
 from quark.observers import Memory, MovingMinMax
-from quark.onnx.calibration import Progress, Request, Statistics, count_sample, reported, split_by_need
-from quark.onnx.counted import CountedSamples
-from quark.onnx.data import Feed, checked, inputs_of, samples_of
+from quark.onnx.algorithms.context import JobContext
+from quark.onnx.calibration import Progress, Request, Statistics, begun, count_sample, split_by_need
+from quark.onnx.data import Feed
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Runner
-from quark.onnx.graph.session import ON_CPU, Runtime
+from quark.onnx.graph.session import Runtime
 from quark.onnx.scratch import Scratch
 from quark.report.process import lent
 
@@ -68,30 +67,21 @@ class WorkerTask:
 
 
 def observe_with_workers(
-    model: ir.Model,
-    requests: Mapping[str, Request],
-    samples: Any,
-    workers: int,
-    scratch: Scratch,
-    runtime: Runtime = ON_CPU,
-    progress: Progress | None = None,
-    journal: Journal | None = None,
+    model: ir.Model, requests: Mapping[str, Request], samples: Any, context: JobContext, progress: Progress | None
 ) -> Statistics:
-    """``quark.onnx.calibration.observe`` by ``workers`` workers; the same statistics.
+    """``quark.onnx.calibration.observe`` by the workers of a job; the same statistics.
 
     Raises:
         ConfigError: more than 1,024 workers; or they are processes and ``CryptoMode`` keeps the model off the disk.
     """
+    options = context.job.options
+    workers = options.CalibWorkerNum
     if workers > parallel.MOST:
         raise ConfigError(f"CalibWorkerNum is {workers}; at most {parallel.MOST} workers are taken")
-    statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
-    counted = CountedSamples(journal or Journal(), statistics)
-    source = samples_of(samples)
-    feeds = counted.unseen(reported(checked(source, inputs_of(model)), source, progress))
+    statistics, counted, feeds = begun(model, requests, samples, progress, context.journal)
     if counted.complete:
-        list(feeds)
         return statistics
-    task = _task(model, requests, workers, scratch, runtime)
+    task = _task(model, requests, workers, context.scratch, Runtime.of(options))
     ordered = counted or any(isinstance(statistic, MovingMinMax) for statistic in statistics.values())
     for count, found in _results(task, _chunks(feeds, counted.samples, 1 if ordered else CHUNK), workers):
         for name, statistic in found.items():

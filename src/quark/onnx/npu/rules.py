@@ -20,7 +20,7 @@ later, so a weight that moves is rounded again from its float values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -112,26 +112,24 @@ def shift_read(node: ir.Node, at: Positions) -> Iterator[Move]:
         yield telling[positions.index(max(positions))], min(positions) + READ_APART
 
 
-def _output_within(total: int, node: ir.Node, at: Positions, bounds: tuple[int, int]) -> Iterator[Move]:
-    """Move the output so that total - o lies within the bounds."""
-    output = at.written(node)
-    if output is not None:
-        shift = total - int(_at(at, output))
-        yield output, total - int(np.clip(shift, *bounds))
+def _written_within(
+    node: ir.Node, at: Positions, total: Callable[[Iterable[int]], int], bounds: tuple[int, int]
+) -> Iterator[Move]:
+    """The output moved so that ``total`` of the inputs' positions, less its own, lies within the bounds."""
+    names, output = _inputs(node, at), at.written(node)
+    if names is not None and output is not None:
+        read = total(int(_at(at, name)) for name in names)
+        yield output, read - int(np.clip(read - int(_at(at, output)), *bounds))
 
 
 def write_add(node: ir.Node, at: Positions) -> Iterator[Move]:
     """A sum's result within the write shifter."""
-    names = _inputs(node, at)
-    if names is not None:
-        yield from _output_within(min(int(_at(at, name)) for name in names), node, at, ADD_RANGE)
+    return _written_within(node, at, min, ADD_RANGE)
 
 
 def write_mul(node: ir.Node, at: Positions) -> Iterator[Move]:
     """A product's result within the write shifter."""
-    names = _inputs(node, at)
-    if names is not None:
-        yield from _output_within(sum(int(_at(at, name)) for name in names), node, at, MUL_RANGE)
+    return _written_within(node, at, sum, MUL_RANGE)
 
 
 def shift_cut(node: ir.Node, at: Positions) -> Iterator[Move]:
@@ -177,7 +175,7 @@ def shift_swish(node: ir.Node, at: Positions) -> Iterator[Move]:
     """x * HardSigmoid(x), one instruction, within its own shifter."""
     names = _inputs(node, at)
     if names is not None and len(names) == 2 and _is_swish(node):
-        yield from _output_within(sum(int(_at(at, name)) for name in names), node, at, SWISH_RANGE)
+        yield from _written_within(node, at, sum, SWISH_RANGE)
 
 
 def _is_swish(node: ir.Node) -> bool:

@@ -217,8 +217,8 @@ def check_values(config: QTensorConfig) -> None:
         ("scale_format", config.scale_format, SCALE_FORMATS),
         ("scale_calculation_mode", config.scale_calculation_mode, MODES),
     ):
-        if value is not None and value not in allowed:
-            raise ConfigError(unknown(f"value of the field {field}", value, allowed))
+        if value is not None:
+            check_name(f"value of the field {field}", value, allowed)
     if config.ch_axis is not None and (isinstance(config.ch_axis, bool) or not isinstance(config.ch_axis, int)):
         refuse(f"the field ch_axis must be an integer, not {config.ch_axis!r}")
     size = config.group_size

@@ -15,7 +15,7 @@ from importlib.resources import files
 from io import StringIO
 
 from quark.dataclass import dataclass
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name
 from quark.torch.config.schemes import NAMES
 
 EXPORT = "export"  # in the place of a program: whether we can write it at all
@@ -118,10 +118,10 @@ def chosen_format(format: str | None, program: str | None) -> str:
     Raises:
         ConfigError: a name that is not a format or no program.
     """
-    if format is not None and format not in FORMATS:
-        raise ConfigError(unknown("format", format, FORMATS))
-    if program is not None and program not in PROGRAMS:
-        raise ConfigError(unknown("program", program, PROGRAMS))
+    if format is not None:
+        check_name("format", format, FORMATS)
+    if program is not None:
+        check_name("program", program, PROGRAMS)
     return format or (PROGRAMS[program].format if program else "quark")
 
 

@@ -5,6 +5,7 @@ Both compile to a ``Job``. Compiling reads them and never changes them, so one o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import field, replace
 from typing import Any
@@ -91,7 +92,7 @@ class QConfig(KnownFields):
             default = _dynamic(default)
         if default.inputs is None and not options.WeightsOnly:
             raise ConfigError("global_config: the field input_tensors is required (or set the option WeightsOnly)")
-        refined = (*self._type_rules(default, options), *self._layer_rules(default, options), *self._excluded())
+        refined = tuple(self._refinements(default, options))
         if self.use_dynamic_quant:
             refined = tuple(replace(rule, layer=rule.layer and _dynamic(rule.layer)) for rule in refined)
         rules = Rules(default, refined)
@@ -101,33 +102,14 @@ class QConfig(KnownFields):
                 rules = replace(rules, default=replace(default, weight=weight))
         return for_target(_announced(Job(rules, options, self.target, self.use_external_data_format, algorithms)))
 
-    def _type_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
-        source = "layer_type_config"
-        return [
-            Rule(
-                parse_types(types, source),
-                merged_layer(layer, default, options),
-                source,
-                by_type=True,
-                **_said_of(layer),
-            )
-            for layer, types in parse_mapping(self.layer_type_config, source, QLayerConfig).items()
-        ]
-
-    def _layer_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
-        source = "specific_layer_config"
-        return [
-            Rule(
-                parse_selectors(names, source),
-                merged_layer(layer, default, options),
-                source,
-                **_said_of(layer),
-            )
-            for layer, names in parse_mapping(self.specific_layer_config, source, QLayerConfig).items()
-        ]
-
-    def _excluded(self) -> list[Rule]:
-        return [Rule(parse_selectors(self.exclude, "exclude"), None, "exclude")] if self.exclude else []
+    def _refinements(self, default: LayerSpec, options: Options) -> Iterator[Rule]:
+        """What operator types, layers and excluded nodes become, in order of rising priority."""
+        for source, parse in (("layer_type_config", parse_types), ("specific_layer_config", parse_selectors)):
+            for layer, names in parse_mapping(getattr(self, source), source, QLayerConfig).items():
+                merged, by_type = merged_layer(layer, default, options), parse is parse_types
+                yield Rule(parse(names, source), merged, source, by_type=by_type, **_said_of(layer))
+        if self.exclude:
+            yield Rule(parse_selectors(self.exclude, "exclude"), None, "exclude")
 
     @staticmethod
     def get_default_config(name: str) -> Config:
