@@ -61,8 +61,15 @@ def as_reader(model_input: Source, data: Any) -> Any:
 
     if isinstance(data, (list, tuple)):
         return DatasetReader(model_input, data) if data and _is_row(data[0]) else data
-    again = hasattr(data, "__getitem__") or (isinstance(data, Iterable) and iter(data) is not data)
-    return DatasetReader(model_input, data) if again else data
+    if hasattr(data, "__getitem__"):
+        return DatasetReader(model_input, data)
+    if not isinstance(data, Iterable) or iter(data) is data or _is_feed(next(iter(data), None)):
+        return data  # a feed needs nothing, and its iterable may tell how many there are
+    return DatasetReader(model_input, data)
+
+
+def _is_feed(item: Any) -> bool:
+    return isinstance(item, Mapping) and all(isinstance(value, np.ndarray) for value in item.values())
 
 
 def _is_row(item: Any) -> bool:
