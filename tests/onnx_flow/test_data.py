@@ -12,6 +12,8 @@ import onnx_ir as ir
 import pytest
 from tests.onnx_flow import models
 
+from quark.cli.source_options import SampleSource
+from quark.cli.sources import feeds
 from quark.errors import ConfigError, DataError
 from quark.onnx.data import (
     CachedDataReader,
@@ -224,6 +226,17 @@ def taken(reader: CalibrationDataReader) -> Iterator[Any]:
 
 
 RANGES: dict[str, list[int]] = {"ids": [0, 10], "x": [0, 1], "mask": [0, 1], "flags": [0, 1]}
+
+
+def test_a_sound_of_free_length_is_longer_than_a_row_of_indices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Windows of a spectrum do not fit into 16 values (silero VAD). What is free and made up is said."""
+    text = "g (float[N, T] x, int64[N, T] ids, float[N, 3] z, int64 rate) => (float[N, T] y) { y = Relu (x) }"
+    onnx.save(models.model(text), tmp_path / "m.onnx")
+    found = feeds(tmp_path / "m.onnx", SampleSource(random=True))[0]
+    assert [array.shape for array in found.values()] == [(1, 512), (1, 16), (1, 3), ()]
+    assert "data: {'x': [1, 512], 'ids': [1, 16]} (" in capsys.readouterr().err
 
 
 def test_random_data_has_the_shapes_types_and_bounds_of_the_inputs() -> None:

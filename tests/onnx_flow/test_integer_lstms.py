@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tests.onnx_flow import models
 
+from quark.errors import DataError
 from quark.onnx import ModelQuantizer, QConfig
 
 FLOAT, HIDDEN, READ, STEPS = TensorProto.FLOAT, 96, 96, 6
@@ -142,3 +143,11 @@ def test_an_lstm_in_a_body_is_tried_on_what_enters_it() -> None:
     assert "DynamicQuantizeLSTM" in kinds
     wanted, found = models.run(outer, feeds[0])[0], models.run(made, feeds[0])[0]
     assert 10 * np.log10((wanted**2).sum() / ((wanted - found) ** 2).sum()) > 28
+
+
+def test_a_sample_that_the_cell_does_not_take_is_told() -> None:
+    """What leads to it runs, so that calibration saw no fault: it was a traceback."""
+    proto, feeds = lstm()
+    proto.graph.input[0].CopyFrom(free("x", 3))
+    with pytest.raises(DataError, match=r"does not run on this sample \('x' float32 \[6, 1, 95\]"):
+        quantized(proto, [{**feed, "x": feed["x"][..., 1:]} for feed in feeds])

@@ -42,15 +42,20 @@ def feeds(
     check_pictures(source, judged_on)
     loaded = load_ahead(model) if first else load(model)
     if source.data is None:
-        return [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
+        found = [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
+        shapes = {one.name: (0, None) if one.shape is None else one.shape for one in inputs_of(loaded)}
+        free = {name: list(found[0][name].shape) for name, shape in shapes.items() if None in shape[1:]}
+        if free:
+            say(f"note: free sizes of generated data: {free} (option RandomDataReaderInputShape)")
+        return found
     settings = preprocessing(source)
     if made is not None and settings == Preprocessing() and is_picture(source.data):
         settings = beside(made) or settings
-    found = find_samples(source.data, inputs_of(loaded), settings, source.strict).first(source.samples)
+    files = find_samples(source.data, inputs_of(loaded), settings, source.strict).first(source.samples)
     pictures = settings if settings.function is None and is_picture(source.data) else None
-    for doubt in doubts(loaded, found.raw(), pictures):
+    for doubt in doubts(loaded, files.raw(), pictures):
         say(f"warning: {doubt}")
-    return found
+    return files
 
 
 def beside(model: Path) -> Preprocessing | None:

@@ -366,7 +366,8 @@ class RandomDataReader(CalibrationDataReader):
     """Generated samples, for trial runs: the ranges they give mean nothing.
 
     Floats are uniform in [0, 1). Integers are indices where they index a table of the model (below its length), else 0
-    or 1. Free sizes are 1, except 16 for axis 1 of two axes, and 3, 32, 32 for the last three of four.
+    or 1. Free sizes are 1, except for axis 1 of two axes (16 indices, 512 values of a sound) and 3, 32, 32 for the
+    last three of four.
 
     Args:
         model_input: path or model.
@@ -453,7 +454,8 @@ def _random_shape(one: ModelInput, given: Sequence[int] | None) -> tuple[int, ..
     if given is None:
         if one.shape is None:
             raise DataError(f"the input {one} has no rank: give its shape in RandomDataReaderInputShape")
-        usual = {2: (1, 16), 4: (1, 3, 32, 32)}.get(len(one.shape), (1,) * len(one.shape))
+        row = 512 if one.dtype is not None and one.dtype.kind == "f" else 16
+        usual = {2: (1, row), 4: (1, 3, 32, 32)}.get(len(one.shape), (1,) * len(one.shape))
         return tuple(default if size is None else size for size, default in zip(one.shape, usual, strict=True))
     sizes = tuple(given)
     fits = one.shape is None or (

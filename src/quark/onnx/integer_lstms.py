@@ -21,8 +21,8 @@ from quark.config.plan import Plan
 from quark.onnx.algorithms.samples import spread
 from quark.onnx.data import Feed
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.run import Runner
-from quark.onnx.graph.session import Runtime, open_session
+from quark.onnx.graph.run import Runner, unfit
+from quark.onnx.graph.session import RUNTIME_ERRORS, Runtime, open_session
 from quark.onnx.graph.surgery import is_constant
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.initializers import ParameterInitializers
@@ -83,7 +83,10 @@ def _quality(node: ir.Node, feeds: list[Feed], plan: Plan, options: Options) -> 
     signal = noise = 0.0
     sessions = [open_session(alone), open_session(_in_integers(alone, plan, options))]
     for feed in feeds:
-        first, second = (session.run(None, dict(feed)) for session in sessions)
+        try:
+            first, second = (session.run(None, dict(feed)) for session in sessions)
+        except RUNTIME_ERRORS as error:
+            raise unfit(feed, error) from error
         for wanted, found in zip(first, second, strict=True):
             signal += float(np.sum(np.square(wanted, dtype=np.float64)))
             noise += float(np.sum(np.square(wanted.astype(np.float64) - found)))

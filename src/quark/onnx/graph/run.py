@@ -158,8 +158,13 @@ class Runner:
             found = run_in_time(self._session, self._asked or None, feed, self._loop)
             return [as_array(value) for value in found[: len(self._asked)]]
         except RUNTIME_ERRORS as error:
-            given = ", ".join(f"{name!r} {array.dtype} {list(array.shape)}" for name, array in feed.items())
-            raise DataError(f"the model does not run on this sample ({given}): {_reason(error)}") from error
+            raise unfit(feed, error) from error
+
+
+def unfit(feed: Feed, error: Exception) -> DataError:
+    """The error for a sample on which ONNX Runtime fails, with the shapes and its reason."""
+    given = ", ".join(f"{name!r} {array.dtype} {list(array.shape)}" for name, array in feed.items())
+    return DataError(f"the model does not run on this sample ({given}): {_reason(error)}")
 
 
 def run_in_time(
