@@ -1,9 +1,9 @@
 """The arithmetic of llama.cpp on a CPU: before a product with a quantized weight it rounds the other factor.
 
 To codes of 8 bits in blocks of 32 (``Q8_0``; float16 scales) or 256 numbers (``Q8_K``; scales by the number of largest
-magnitude), or to float16 where the weight is. GELU is looked up in a table from float16 to float16, and the two bounds
-of YaRN are whole numbers (``truncate``, which gpt-oss has not). A model that does the same answers as llama.cpp does,
-but for numbers that lie between two codes and fall the other way by a last bit.
+magnitude), or to float16 where the weight is. GELU is that of tanh, whichever a network has, from a table of float16,
+and the two bounds of YaRN are whole numbers (``truncate``, which gpt-oss has not). A model that does the same answers
+as llama.cpp does, but for numbers that lie between two codes and fall the other way by a last bit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def compute_as_llama(model: nn.Module, kinds: Mapping[str, str]) -> None:
         if kind != "F32":
             model.get_submodule(name).register_forward_pre_hook(rounds(ROUNDINGS[kind]))
     for module in model.modules():
-        if "GELU" in type(module).__name__:
+        if "GELU" in type(module).__name__.upper():
             module.register_forward_hook(looked_up)
         config: Any = copy.deepcopy(getattr(module, "config", None))
         if "RotaryEmbedding" in type(module).__name__ and not config.rope_parameters.get("truncate", True):
@@ -61,8 +61,7 @@ def rounds(rounding: Rounding) -> Callable[..., tuple[torch.Tensor, ...]]:
     return lambda _, inputs: (rounding(inputs[0]), *inputs[1:])
 
 
-def looked_up(module: nn.Module, inputs: tuple[torch.Tensor, ...], _: torch.Tensor) -> torch.Tensor:
+def looked_up(_: nn.Module, inputs: tuple[torch.Tensor, ...], __: torch.Tensor) -> torch.Tensor:
     """GELU from a table of float16; beyond 10 it is the number itself, or 0."""
-    return torch.where(
-        inputs[0].abs() < 10, float16(type(module).forward(module, float16(inputs[0]))), inputs[0].relu()
-    )
+    found = nn.functional.gelu(float16(inputs[0]), approximate="tanh")
+    return torch.where(inputs[0].abs() < 10, float16(found), inputs[0].relu())

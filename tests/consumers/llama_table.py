@@ -36,6 +36,7 @@ SHARE = 0.9  # of the positions are within all of that; a router's near tie fall
 SLIDING, FULL = "sliding_attention", "full_attention"
 YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1}
 FOURTH = {"num_hidden_layers": 4, "layer_types": [SLIDING, SLIDING, SLIDING, FULL]}
+DELTA = {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + [FULL], "linear_num_value_heads": 8}
 AS_PUBLISHED: dict[str, dict[str, Any]] = {  # where the class's defaults made small are no model that is published
     "cohere2": FOURTH,
     "olmo3": FOURTH,
@@ -51,6 +52,22 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {  # where the class's defaults made s
     "ministral3": {
         "rope_parameters": {**YARN, "rope_theta": 1e6, "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.1}
     },
+    "deepseek_v2": {"n_group": 1, "topk_group": 1},
+    "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
+    "mistral4": {"head_dim": 128, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64},
+    "granitemoeshared": {"shared_intermediate_size": 256},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 256},
+    "exaone_moe": {**FOURTH, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "afmoe": {**FOURTH, "mup_enabled": True},
+    "llama4_text": {
+        "num_hidden_layers": 4, "layer_types": ["chunked_attention"] * 3 + [FULL], "attention_chunk_size": 8192,
+        "no_rope_layers": [1, 1, 1, 0], "moe_layers": None,
+    },
+    "lfm2": {"layer_types": ["conv", FULL]},
+    "lfm2_moe": {"layer_types": ["conv", FULL]},
+    "qwen3_next": DELTA,
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": DELTA,
     "deepseek_v3": {
         "n_group": 2, "q_lora_rank": 256, "kv_lora_rank": 256,
         "rope_parameters": {**YARN, "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0},
@@ -78,12 +95,16 @@ One tensor that is broken on purpose (`--broken scale`: one scale in every row; 
 `gemma3_text` into **no**.
 
 Flash attention, which llama.cpp enables by default and which rounds to float16, is off here; with it the F32 column
-has 0.001. Two more things are llama.cpp's own: GELU from a table of float16 (0.0003 in F32, second number), and YaRN
-with whole bounds for `gpt_oss`, whose configuration has `truncate: false` (0.001).
+has 0.001. Two more things are llama.cpp's own: GELU, that by tanh, from a table of float16 (up to 0.0004 in F32, second
+number; Falcon, GPT-NeoX and MPT have that by erf), and YaRN with whole bounds for `gpt_oss`, whose configuration has `truncate: false` (0.001).
 
 Kinds of rotary embedding are asked by `tests/consumers/llama_rope.py`: plain, of a part of each head, `linear`,
 `dynamic`, `llama3`, and `yarn` with other settings. What llama.cpp does not read in an architecture (`llama3`, parts of
-heads), or has as a constant (bounds of `yarn`), is refused before anything is written.
+heads), or has as a constant (bounds of `yarn`), is refused before anything is written. Every other entry of a
+configuration is changed in turn by `tests/consumers/llama_entries.py`: llama.cpp answers alike, or the entry is refused.
+
+Of words that follow none that ends a text is taken there, so a model whose likeliest next word is `<|endoftext|>` goes on
+with others (`mamba2`).
 """
 
 

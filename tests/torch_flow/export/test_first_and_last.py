@@ -73,31 +73,25 @@ def test_tokens_need_a_row_each(size: int) -> None:
 @pytest.mark.parametrize(("shape", "written"), [
     ((1,), (1,)), ((5,), (5,)), ((5, 1), (5,)), ((1, 5), (5,)), ((5, 3), (5, 3)), ((2, 1, 3), (2, 3)),
 ])  # fmt: skip
-def test_axes_of_one_number_are_left_out_of_matrices(
-    shape: tuple[int, ...], written: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_axes_of_one_number_are_left_out_of_matrices(shape: tuple[int, ...], written: tuple[int, ...]) -> None:
     model = nn.Module()
     model.register_parameter("weight", nn.Parameter(torch.zeros(shape)))
-    row = SimpleNamespace(shifted=False, interleaved=False)
+    row = SimpleNamespace(shifted=False)
     choice: Any = SimpleNamespace(config=None, row=row, is_float=False, float_type="F32", type_of=lambda name: None)
-    monkeypatch.setattr(gguf_tensors, "file_name", lambda name, choice: name)
-    entry = gguf_tensors.entry_of("weight", model.weight, model, choice, FileLoss())
+    entry = gguf_tensors.entry_of("weight", ("weight", lambda x: x), model.weight, model, choice, FileLoss())
     assert entry.shape == written
 
 
 @pytest.mark.parametrize("is_float", [True, False])
 @pytest.mark.parametrize("name", ["fc.weight", "words.weight", "lm_head.weight", "fc.bias", "norm.weight"])
-def test_only_linear_layers_of_float_models_take_a_type(
-    name: str, is_float: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_linear_layers_of_float_models_take_a_type(name: str, is_float: bool) -> None:
     """Embeddings, heads and layers beside quantized ones are float: F16; what is no matrix is F32."""
     model = nn.ModuleDict({"fc": nn.Linear(32, 2), "lm_head": nn.Linear(32, 2), "words": nn.Embedding(2, 32)})
     model["norm"] = nn.LayerNorm(32)
     value = model.get_parameter(name)
-    row, types = SimpleNamespace(shifted=False, interleaved=False), {"type_of": lambda name: "Q8_0"}
+    row, types = SimpleNamespace(shifted=False, across={}), {"type_of": lambda name: "Q8_0"}
     choice: Any = SimpleNamespace(config=None, row=row, is_float=is_float, float_type="F16", **types)
-    monkeypatch.setattr(gguf_tensors, "file_name", lambda name, choice: name)
-    entry = gguf_tensors.entry_of(name, value, model, choice, FileLoss())
+    entry = gguf_tensors.entry_of(name, (name, lambda x: x), value, model, choice, FileLoss())
     assert entry.kind == ("F32" if value.dim() == 1 else "Q8_0" if name == "fc.weight" and is_float else "F16")
 
 

@@ -110,7 +110,9 @@ def test_divided_frequencies_and_parts_of_heads_are_refused_where_llama_cpp_ends
         rotary({"rope_type": "linear", "factor": 8.0}, row)
     given = {"head_dim": 64, "partial_rotary_factor": 0.5, "num_hidden_layers": 0, "hidden_act": row.activations[0]}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 64}
-    config = SimpleNamespace(**given, **heads, architectures=list(row.encoder))
+    config = SimpleNamespace(
+        **given, **heads, architectures=list(row.encoder), layers_block_type=["mamba", "attention"]
+    )
     told = None if row.partial else "a part of each head is rotated, which llama.cpp does not do in"
     with refused(told, ModelError):
         gguf_architectures.check_network(config, row)

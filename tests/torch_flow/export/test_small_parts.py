@@ -633,9 +633,20 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
 
     assert named("interleaved") == {
         "llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "granitemoe", "ministral", "ministral3", "olmo",
+        "granitemoeshared", "granitemoehybrid", "bamba",
     }  # fmt: skip
-    assert named("shifted") == {"gemma", "gemma2", "gemma3_text", "nemotron"}
-    assert named("window") == {"gemma2", "gemma3_text", "gpt_oss", "cohere2", "olmo3", "modernbert"}
+    delta = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+    assert named("shifted") == {"gemma", "gemma2", "gemma3_text", "nemotron"} | delta
+    assert named("window") == {
+        "gemma2",
+        "gemma3_text",
+        "gpt_oss",
+        "cohere2",
+        "olmo3",
+        "modernbert",
+        "afmoe",
+        "exaone_moe",
+    }
     assert (named("around"), named("behind_padding")) == ({"modernbert"}, {"roberta", "xlm-roberta"})
     assert {name: ARCHITECTURES[name].period for name in named("period")} == {
         "gemma2": 2,
@@ -644,9 +655,13 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
         "cohere2": 4,
         "olmo3": 4,
         "modernbert": 3,
+        **dict.fromkeys(("exaone_moe", "afmoe", "llama4_text", *delta), 4),
     }
     normed = {name: row.fixed["norm_topk_prob"] for name, row in ARCHITECTURES.items() if "norm_topk_prob" in row.fixed}
-    assert normed == {"qwen2_moe": False, "qwen3_moe": True, "olmoe": False}
+    assert normed == {
+        "qwen2_moe": False, "qwen3_moe": True, "olmoe": False, "deepseek_v2": False, "lfm2_moe": True,
+        **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text", "qwen3_5_text"), True),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

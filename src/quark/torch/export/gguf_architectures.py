@@ -1,6 +1,6 @@
 """What llama.cpp wants of a model type beyond the names of its tensors, which the ``gguf`` package maps.
 
-Each row was compared with transformers in a real llama.cpp (``tests/torch_flow/export/test_llama_cpp.py``): the package
+Each row was compared with transformers in a real llama.cpp (``tests/consumers/llama_table.py``): the package
 has names for many more architectures, but a network whose rotary embedding, norms or experts are laid out otherwise
 would be read without a word and answer nonsense, so a type without a row is refused.
 """
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from quark.errors import ConfigError, ModelError, nearest
-from quark.torch.export.gguf_table import ARCHITECTURES, NUMBERS, Architecture
+from quark.torch.export.gguf_numbers import keys_by_layer
+from quark.torch.export.gguf_table import ARCHITECTURES, BIASES, NUMBERS, Architecture
 
 #: Settings of YaRN that llama.cpp has as constants, and architectures that differ in them by no more than it allows.
 YARN: dict[str, tuple[object, tuple[str, ...]]] = {
@@ -24,6 +25,8 @@ DYNAMIC = (  # by the definition of its frequencies
     "it changes with the length of a text, which no file for llama.cpp says. Up to max_position_embeddings ({length}) "
     "it is the plain one: for such texts set rope_type to 'default' in config.json, or use another format"
 )
+ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "activation")
+LEAST = 1e-5  # an epsilon of norms that answers as 1e-6 does, to within 1e-4
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -77,16 +80,17 @@ def check_network(config: Any, row: Architecture) -> None:
             f"the model is a {named or 'model without architectures'}, and of {row.name!r} llama.cpp computes what "
             f"{' or '.join(row.encoder)} does, a hidden state for each token; save that part with save_pretrained"
         )
-    gate = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", row.activations[0])
+    gate = next((found for key in ACTIVATIONS if (found := getattr(config, key, None))), row.activations[0])
     if gate not in row.activations:
         raise ModelError(f"hidden_act is {gate!r}, and llama.cpp computes {row.activations[0]!r} in {row.name!r}")
-    if not (row.partial or getattr(config, "kv_lora_rank", None)) and rotated_size(config) != head_size(config):
+    turns = getattr(config, "num_attention_heads", None) and not getattr(config, "kv_lora_rank", None)
+    if turns and not row.partial and rotated_size(config) != head_size(config):
         raise ModelError(f"a part of each head is rotated, which llama.cpp does not do in {row.name!r}")
-    for key, wanted in row.fixed.items():
-        if getattr(config, key, wanted) != wanted:
-            raise ModelError(
-                f"{key} is {getattr(config, key)!r}, and llama.cpp takes {wanted!r} for granted in {row.name!r}"
-            )
+    for key, wanted in {**dict.fromkeys(set(BIASES) - set(row.biases), False), **row.fixed}.items():
+        found = getattr(config, key, wanted)
+        if (bool(found) if isinstance(wanted, bool) else found) != wanted:
+            raise ModelError(f"{key} is {found!r}, and llama.cpp takes {wanted!r} for granted in {row.name!r}")
+    check_sizes(config, row)
     check_layers(config, row)
 
 
@@ -105,12 +109,13 @@ def check_layers(config: Any, row: Architecture) -> None:
             f"layer_types is {kinds}, and in {name!r} llama.cpp lets every layer number {row.period} see all"
             + (", from the first on" if row.around else "")
         )
+    check_kinds(config, row)
     rotated = list(getattr(config, "no_rope_layers", None) or [])
-    if name == "smollm3" and rotated != [int((number + 1) % 4 != 0) for number in layers]:
+    if name in ("smollm3", "llama4") and rotated != [int((number + 1) % 4 != 0) for number in layers]:
         raise ModelError(f"no_rope_layers is {rotated}, and in {name!r} llama.cpp rotates all but every fourth layer")
     if name in ("olmoe", "dots1") and config.num_key_value_heads != config.num_attention_heads:
         raise ModelError(f"num_key_value_heads is not num_attention_heads, which llama.cpp needs in {name!r}")
-    scalar, heads = getattr(config, "query_pre_attn_scalar", None), config.num_attention_heads
+    scalar, heads = getattr(config, "query_pre_attn_scalar", None), getattr(config, "num_attention_heads", 0)
     large = {"gemma2": 46, "gemma3": 62}.get(name) == config.num_hidden_layers  # those of 27 B
     if scalar is not None and scalar != (config.hidden_size / heads if large else head_size(config)):
         raise ModelError(f"query_pre_attn_scalar is {scalar}, which llama.cpp does not have in {name!r} of this size")
@@ -120,6 +125,81 @@ def check_layers(config: Any, row: Architecture) -> None:
     if name == "gemma3" and local and (local.get("rope_theta"), local.get("rope_type", "default")) != (1e4, "default"):
         raise ModelError(
             f"the rotary embedding of sliding layers is {local}; llama.cpp has rope_theta 10000 in {name!r}"
+        )
+
+
+def check_sizes(config: Any, row: Architecture) -> None:
+    """Numbers of the configuration are such as llama.cpp computes with.
+
+    Raises:
+        ModelError: one is not; llama.cpp would end its process, or answer otherwise.
+    """
+    groups, chosen = getattr(config, "n_group", None) or 1, getattr(config, "topk_group", None)
+    if chosen is not None and not (chosen == 1 or 0 < chosen < groups):
+        raise ModelError(
+            f"topk_group is {chosen} and n_group {groups}, and llama.cpp chooses from 1 to n_group - 1 groups"
+        )
+    for key in ("n_shared_experts", "num_shared_experts"):
+        if getattr(config, key, None) == 0:
+            raise ModelError(f"{key} is 0, and in {row.name!r} llama.cpp needs shared experts")
+    for key in row.small_eps:
+        if (eps := getattr(config, key, 0)) > LEAST:
+            raise ModelError(
+                f"{key} is {eps}, which some norms of a {config.model_type} do not have in transformers, but all in "
+                f"llama.cpp; up to {LEAST} both answer alike"
+            )
+    check_states(config, row)
+    if not getattr(config, "num_attention_heads", None):
+        return
+    sizes = {"qk_nope_head_dim": getattr(config, "qk_nope_head_dim", None) or 0, "head_dim": rotated_size(config)}
+    for key, size in sizes.items():
+        if size % 2:
+            raise ModelError(f"{key} is {size}, and llama.cpp turns pairs of numbers")
+    if row.whole_heads and head_size(config) * config.num_attention_heads != config.hidden_size:
+        raise ModelError(
+            f"head_dim is {head_size(config)}, and in {row.name!r} llama.cpp takes hidden_size / num_attention_heads, "
+            f"{config.hidden_size // config.num_attention_heads}, for granted"
+        )
+
+
+def check_states(config: Any, row: Architecture) -> None:
+    """Layers with a state are as wide as llama.cpp has them.
+
+    Raises:
+        ModelError: they are not.
+    """
+    if row.name == "mamba" and config.intermediate_size != 2 * config.hidden_size:
+        raise ModelError(
+            f"intermediate_size is {config.intermediate_size}, and llama.cpp has twice hidden_size in 'mamba'"
+        )
+    sizes = [getattr(config, f"linear_{kind}_head_dim", None) for kind in ("key", "value")]
+    if row.period and sizes[0] != sizes[1]:
+        raise ModelError(f"linear_key_head_dim and linear_value_head_dim are {sizes}, which llama.cpp has alike")
+    normed = getattr(config, "use_qk_norm", None)
+    if row.name == "llama4" and normed != (config.num_local_experts != 128):
+        raise ModelError(f"use_qk_norm is {normed}, and llama.cpp has such norms unless there are 128 experts")
+
+
+def check_kinds(config: Any, row: Architecture) -> None:
+    """Layers of several kinds are where llama.cpp has them.
+
+    Raises:
+        ModelError: they are elsewhere.
+    """
+    layers, dense = range(config.num_hidden_layers), list(getattr(config, "mlp_layer_types", None) or [])
+    if dense != sorted(dense):
+        raise ModelError(f"mlp_layer_types is {dense}, and in {row.name!r} llama.cpp has dense layers first")
+    if row.derived.get("add_head_count_kv") is keys_by_layer and len({*map(bool, keys_by_layer(config))}) < 2:
+        raise ModelError(
+            f"all layers are of one kind, and in {row.name!r} llama.cpp needs some with attention and others"
+        )
+    step, routed = getattr(config, "interleave_moe_layer_step", 0), getattr(config, "moe_layers", None)
+    if step and routed is not None and list(routed) != list(layers[step - 1 :: step]):
+        raise ModelError(f"moe_layers is {routed}, and in {row.name!r} llama.cpp has experts in layers {step - 1}, ...")
+    last = getattr(config, "moe_layer_end_index", None)
+    if last is not None and 0 <= last < layers[-1]:
+        raise ModelError(
+            f"moe_layer_end_index is {last}, and in {row.name!r} llama.cpp has experts up to the last layer"
         )
 
 
@@ -152,18 +232,27 @@ def add_numbers(writer: Any, config: Any, row: Architecture) -> None:
 
     for method, constant in row.constants.items():
         getattr(writer, method)(constant)
+    for method, follows in row.derived.items():
+        getattr(writer, method)(follows(config))
     for keys, method in (*NUMBERS, *(((key,), method) for key, method in row.numbers.items())):
         value = next((found for key in keys if (found := getattr(config, key, None)) is not None), None)
-        if value is not None:
+        if value is not None and method not in row.derived:
             getattr(writer, method)(value)
-    writer.add_context_length(context_of(config, row))
     if row.gating:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType[row.gating])
+    if row.expert_length:
+        writer.add_expert_feed_forward_length(getattr(config, row.expert_length))
+    if "add_context_length" not in row.derived:
+        writer.add_context_length(context_of(config, row))
+    if getattr(config, "num_attention_heads", None):
+        add_attention(writer, config, row)
+
+
+def add_attention(writer: Any, config: Any, row: Architecture) -> None:
+    """The numbers of layers of attention."""
     writer.add_rope_dimension_count(rotated_size(config))
     writer.add_key_length(head_size(config))
     writer.add_value_length(getattr(config, "v_head_dim", None) or head_size(config))
-    if row.expert_length:
-        writer.add_expert_feed_forward_length(getattr(config, row.expert_length))
     if row.window and slides(config):
         writer.add_sliding_window(config.sliding_window * (2 if row.around else 1))
     if row.around:
@@ -257,7 +346,27 @@ def turned_rows(name: str, config: Any, row: Architecture) -> Callable[[np.ndarr
     the first."""
     if name.endswith("position_embeddings.weight"):
         return lambda x: x[first_position(config, row) :]
+    if found := next((change for ending, change in row.changed.items() if name.endswith(ending)), None):
+        return lambda x: found(x, config)
+    if row.by_head and ".query_key_value." in name:
+        return lambda x: apart(x, config, row)
     if not row.interleaved or not (".q_proj." in name or ".k_proj." in name):
         return lambda x: x
     heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
-    return lambda x: x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+    return lambda x: neighbours(x, heads, rotated_size(config))
+
+
+def neighbours(rows: np.ndarray, heads: int, size: int) -> np.ndarray:
+    """Of each head the rows that are turned together, side by side; ``size`` of them are turned, the first."""
+    found = rows.reshape(heads, -1, *rows.shape[1:])
+    turned = found[:, :size].reshape(heads, 2, size // 2, *rows.shape[1:]).swapaxes(1, 2)
+    return np.concatenate([turned.reshape(found[:, :size].shape), found[:, size:]], 1).reshape(rows.shape)
+
+
+def apart(rows: np.ndarray, config: Any, row: Architecture) -> np.ndarray:
+    """All queries, then all keys, then all values, of rows that lie head by head of the keys: queries, key, value."""
+    count = row.derived.get("add_head_count_kv")
+    keys = count(config) if count else config.num_attention_heads
+    size, shape = head_size(config), rows.shape[1:]
+    heads = rows.reshape(keys, -1, size, *shape)
+    return np.concatenate([part.reshape(-1, *shape) for part in (heads[:, :-2], heads[:, -2], heads[:, -1])])

@@ -13,6 +13,7 @@ import copy
 import logging
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -99,7 +100,7 @@ def export_gguf(
     target = Path(output_dir) / f"{model_type}.gguf"
     if target.exists():
         raise ConfigError(f"{str(target)!r} already exists; delete it, or export to another folder")
-    loss, apart = FileLoss(), taken_apart(model)
+    loss, apart, row = FileLoss(), taken_apart(model), with_numbers(row, model)
     choice = target_of(apart, row, weight_type, types, float_type)
     entries = [*entries_of(apart, tensors_of(apart, row), choice, loss), *factors(config)]
     with new_folder(output_dir, beside=True) as folder:
@@ -179,7 +180,17 @@ def taken_apart(model: nn.Module) -> nn.Module:
 def tensors_of(model: nn.Module, row: Architecture) -> list[tuple[str, torch.Tensor]]:
     """(name, tensor) of the state that llama.cpp computes with, without quantizers."""
     tensors = own_tensors(model, dict(quantized_layers(model)))
-    return [(name, value) for name, value in tensors if not name.startswith(row.left)]
+    return [
+        (name, value) for name, value in tensors if not (name.startswith(row.left) or name.endswith(tuple(row.told)))
+    ]
+
+
+def with_numbers(row: Architecture, model: nn.Module) -> Architecture:
+    """A row with the numbers of a model that llama.cpp reads as such, one a layer."""
+    tensors = dict(own_tensors(model, {}))
+    told = {method: [float(value) for name, value in tensors.items() if name.endswith(ending)]
+            for ending, method in row.told.items()}  # fmt: skip
+    return replace(row, constants={**row.constants, **told})
 
 
 def names_of(row: Architecture, config: Any) -> tuple[Any, ...]:

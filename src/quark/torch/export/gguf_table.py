@@ -5,10 +5,15 @@ Each row was compared with transformers in a real llama.cpp (``tests/consumers/l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
+from operator import attrgetter as key
+from typing import Any
 
 from quark.dataclass import dataclass
+from quark.torch.export import gguf_changes as changes
+from quark.torch.export.gguf_changes import Change
+from quark.torch.export.gguf_numbers import adjusted_width, always, dense_first, falcon_keys, keys_by_layer, state
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,9 @@ class Architecture:
         activations: values of ``hidden_act`` that llama.cpp computes.
         expert_length: key of the configuration with the width of an expert, where it is written.
         fixed: what llama.cpp takes for granted: values of the configuration, where it has the key.
+        small_eps: keys of the epsilons of norms, where transformers has others in some norms and llama.cpp one for all:
+            up to 1e-5 both answer alike.
+        biases: keys of ``BIASES`` that it reads both ways; the others are False for granted.
         period: every so many layers one sees all tokens, the others a window; 0: nothing is taken for granted.
         gating: how scores of experts are made, where llama.cpp is told: a name of ``gguf.ExpertGatingFuncType``.
         partial: a part of each head may be rotated.
@@ -32,11 +40,20 @@ class Architecture:
         constants: methods of ``GGUFWriter``, and what the model has in its code.
         encoder: the classes of transformers that end where llama.cpp does, with a hidden state for each token; empty:
             a decoder, whose class is not asked for.
+        whole_heads: heads together are as wide as what passes between layers.
         left: beginnings of names of tensors that llama.cpp does not compute with.
         also: an architecture of the ``gguf`` package whose names llama.cpp reads here, too.
         behind_padding: positions are counted behind the number of the padding token, and the file has the rows from
             there.
         around: windows lie on both sides of a token, and the first layer of every period sees all.
+        derived: methods of ``GGUFWriter``, and how what they are told follows from a configuration.
+        by_head: rows of a fused projection of queries, keys and values lie head by head.
+        changed: endings of names of tensors, and what the file has of their values, by the configuration.
+        across: endings of names of matrices whose columns move by heads, and the key with the width of these: no block
+            of numbers may cross a head.
+        split: endings of names of tensors that are several in the file, by the names of these which rows of a tensor
+            each has.
+        told: endings of names of parameters that are no tensors of the file but numbers, one a layer, and their method.
     """
 
     name: str
@@ -46,21 +63,39 @@ class Architecture:
     activations: tuple[str, ...] = ("silu",)
     expert_length: str = ""
     fixed: Mapping[str, object] = field(default_factory=dict)
+    small_eps: tuple[str, ...] = ()
+    biases: tuple[str, ...] = ()
     period: int = 0
     gating: str = ""
     partial: bool = False
     divisors: bool = False
     yarn_unit: float = 0.0
     numbers: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, float] = field(default_factory=dict)
+    constants: Mapping[str, object] = field(default_factory=dict)
     encoder: tuple[str, ...] = ()
+    whole_heads: bool = False
     left: tuple[str, ...] = ()
     also: str = ""
     behind_padding: bool = False
     around: bool = False
+    derived: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    by_head: bool = False
+    changed: Mapping[str, Change] = field(default_factory=dict)
+    across: Mapping[str, str] = field(default_factory=dict)
+    split: Mapping[str, Mapping[str, Change]] = field(default_factory=dict)
+    told: Mapping[str, str] = field(default_factory=dict)
+
+    def parts_of(self, name: str) -> Mapping[str, Change]:
+        """The tensors of the file that one of the model is, where it is several."""
+        return next((parts for ending, parts in self.split.items() if name.endswith(ending)), {})
 
 
 MOE = "moe_intermediate_size"
+BIASES = (  # keys with which layers have biases
+    "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "bias", "conv_bias", "use_conv_bias",
+    "mamba_conv_bias", "mamba_proj_bias",
+)  # fmt: skip
+EPS = ("rms_norm_eps",)
 LATENT = {"q_lora_rank": "add_q_lora_rank", "kv_lora_rank": "add_kv_lora_rank"}  # attention of DeepSeek
 GELU = ("gelu_pytorch_tanh",)
 NOT_CAUSAL = {"add_causal_attention": False}
@@ -73,8 +108,78 @@ BERT = Architecture(
     numbers={"type_vocab_size": "add_token_type_count"},
     constants=NOT_CAUSAL,
 )
+NO_ATTENTION: dict[str, Any] = {  # Mamba reads texts of any length
+    "add_context_length": always(1 << 20),
+    "add_feed_forward_length": always(0),
+    "add_head_count": always(0),
+    "add_layer_norm_rms_eps": key("layer_norm_epsilon"),
+}
+MAMBA = Architecture(
+    "mamba",
+    fixed={"use_conv_bias": True},
+    changed={"A_log": changes.decay},
+    derived={**NO_ATTENTION, **state(key("intermediate_size"), "time_step_rank", "state_size", "conv_kernel")},
+)
+HYBRID = Architecture(
+    "granitehybrid",
+    partial=True,
+    interleaved=True,
+    fixed={"mamba_conv_bias": True},
+    derived={
+        **state(
+            lambda config: int(config.mamba_expand * config.hidden_size),
+            "mamba_n_heads", "mamba_d_state", "mamba_d_conv", "mamba_n_groups",
+        ),
+        "add_head_count_kv": keys_by_layer,
+    },
+    changed={
+        "A_log": changes.decay_column,
+        "mamba.D": changes.column,
+        "mamba.norm.weight": changes.in_groups("mamba_n_groups"),
+    },
+)  # fmt: skip
+SHARED: dict[str, Any] = {
+    "numbers": {"shared_intermediate_size": "add_expert_shared_feed_forward_length"},
+    "split": {
+        "shared_mlp.input_linear.weight": {"ffn_gate_shexp": changes.first_half, "ffn_up_shexp": changes.second_half}
+    },
+}
+SHORT: dict[str, Any] = {"add_shortconv_l_cache": key("conv_L_cache"), "add_head_count_kv": keys_by_layer,
+         "add_layer_norm_rms_eps": key("norm_eps")}  # fmt: skip
+QWEN3_NEXT = Architecture(
+    "qwen3next",
+    small_eps=EPS,
+    shifted=True,
+    partial=True,
+    period=4,
+    expert_length=MOE,
+    fixed={"norm_topk_prob": True, "decoder_sparse_step": 1},
+    derived={
+        **state(
+            lambda config: config.linear_num_value_heads * config.linear_value_head_dim,
+            "linear_num_value_heads", "linear_key_head_dim", "linear_conv_kernel_dim", "linear_num_key_heads",
+        ),
+        "add_full_attention_interval": always(4),
+    },
+    changed={"A_log": changes.decay},
+    split={"in_proj_qkvz.weight": {"attn_qkv": changes.QKV, "attn_gate": changes.GATE}},
+)  # fmt: skip
+QWEN3_5 = replace(
+    QWEN3_NEXT,
+    name="qwen35",
+    derived={**QWEN3_NEXT.derived, "add_rope_dimension_sections": always([11, 11, 10, 0])},  # equal for text
+    split={},
+    across={"linear_attn.out_proj.weight": "linear_value_head_dim"},
+    changed={
+        "A_log": changes.tiled_decay,
+        "in_proj_qkv.weight": changes.tiled_behind,
+        "conv1d.weight": changes.tiled_behind,
+        "out_proj.weight": changes.tiled_across,
+        **dict.fromkeys(("dt_bias", "in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"), changes.tiled),
+    },
+)
 ARCHITECTURES = {
-    "llama": Architecture("llama", divisors=True, interleaved=True),
+    "llama": Architecture("llama", biases=("attention_bias", "mlp_bias"), divisors=True, interleaved=True),
     "mistral": Architecture("llama", divisors=True, interleaved=True),
     "mixtral": Architecture("llama", divisors=True, interleaved=True),
     "qwen2": Architecture("qwen2"),
@@ -83,36 +188,47 @@ ARCHITECTURES = {
     "qwen3_moe": Architecture("qwen3moe", expert_length="moe_intermediate_size", fixed={"norm_topk_prob": True}),
     "gemma": Architecture("gemma", shifted=True, activations=GELU),
     "gemma2": Architecture("gemma2", shifted=True, window=True, activations=GELU, period=2),
-    "gemma3_text": Architecture("gemma3", shifted=True, window=True, activations=GELU, period=6),
+    "gemma3_text": Architecture(
+        "gemma3", fixed={"use_bidirectional_attention": False}, shifted=True, window=True, activations=GELU, period=6
+    ),
     "phi3": Architecture("phi3", partial=True),
-    "gpt_oss": Architecture("gpt-oss", window=True, expert_length="intermediate_size", period=2),
-    "granite": Architecture("granite", divisors=True, interleaved=True),
+    "gpt_oss": Architecture(
+        "gpt-oss", fixed={"attention_bias": True}, window=True, expert_length="intermediate_size", period=2
+    ),
+    "granite": Architecture("granite", biases=("attention_bias", "mlp_bias"), divisors=True, interleaved=True),
     "olmo2": Architecture("olmo2"),
     "olmoe": Architecture("olmoe", fixed={"norm_topk_prob": False, "clip_qkv": None}),
     "stablelm": Architecture("stablelm", partial=True),
-    "starcoder2": Architecture("starcoder2", activations=GELU),
+    "starcoder2": Architecture("starcoder2", fixed={"use_bias": True}, activations=GELU),
     "smollm3": Architecture("smollm3", interleaved=True),
     "arcee": Architecture("arcee", divisors=True, interleaved=True, activations=("relu2",)),
     "cohere": Architecture("command-r", fixed={"use_qk_norm": False}),
-    "cohere2": Architecture("cohere2", window=True, period=4),
+    "cohere2": Architecture("cohere2", whole_heads=True, window=True, period=4),
     "ernie4_5": Architecture("ernie4_5"),
     "dots1": Architecture("dots1", expert_length=MOE, gating="SIGMOID"),
     "exaone4": Architecture("exaone4", divisors=True, fixed={"sliding_window": None}),
-    "glm4": Architecture("glm4", partial=True),
-    "glm4_moe": Architecture("glm4moe", partial=True, expert_length=MOE, gating="SIGMOID"),
-    "granitemoe": Architecture("granitemoe", divisors=True, interleaved=True),
-    "helium": Architecture("llama", divisors=True),
+    "glm4": Architecture("glm4", biases=("attention_bias",), partial=True),
+    "glm4_moe": Architecture("glm4moe", biases=("attention_bias",), partial=True, expert_length=MOE, gating="SIGMOID"),
+    "granitemoe": Architecture("granitemoe", biases=("attention_bias",), divisors=True, interleaved=True),
+    "helium": Architecture("llama", biases=("attention_bias", "mlp_bias"), divisors=True),
     "hunyuan_v1_dense": Architecture("hunyuan-dense"),
     "hunyuan_v1_moe": Architecture("hunyuan-moe", expert_length="intermediate_size"),
-    "jais2": Architecture("jais2", activations=("relu2",)),
+    "jais2": Architecture("jais2", fixed={"attention_bias": True, "mlp_bias": True}, activations=("relu2",)),
     "ministral": Architecture("llama", divisors=True, interleaved=True),
     "ministral3": Architecture("mistral3", interleaved=True, yarn_unit=1.0),
     "minimax_m2": Architecture("minimax-m2", partial=True, expert_length="intermediate_size", gating="SIGMOID"),
-    "nemotron": Architecture("nemotron", partial=True, shifted=True, activations=("relu2",)),
+    "nemotron": Architecture(
+        "nemotron",
+        whole_heads=True,
+        biases=("attention_bias", "mlp_bias"),
+        partial=True,
+        shifted=True,
+        activations=("relu2",),
+    ),
     "olmo": Architecture("olmo", interleaved=True, constants={"add_layer_norm_eps": 1e-5}),
     "olmo3": Architecture("olmo2", window=True, period=4),
     "phi": Architecture("phi2", partial=True, activations=("gelu_new",), fixed={"qk_layernorm": False}),
-    "seed_oss": Architecture("seed_oss"),
+    "seed_oss": Architecture("seed_oss", biases=("attention_bias",)),
     "bert": BERT,
     "roberta": replace(BERT, encoder=("RobertaModel",), behind_padding=True),
     "xlm-roberta": replace(BERT, encoder=("XLMRobertaModel",), behind_padding=True),
@@ -129,7 +245,217 @@ ARCHITECTURES = {
         around=True,
         constants=NOT_CAUSAL,
     ),
-    "deepseek_v3": Architecture("deepseek2", expert_length=MOE, gating="SIGMOID", yarn_unit=0.1, numbers=LATENT),
+    "deepseek_v3": Architecture(
+        "deepseek2",
+        fixed={"rope_interleave": True},
+        expert_length=MOE,
+        gating="SIGMOID",
+        yarn_unit=0.1,
+        small_eps=EPS,
+        numbers=LATENT,
+    ),
+    "deepseek_v2": Architecture(
+        "deepseek2",
+        expert_length=MOE,
+        gating="SOFTMAX",
+        yarn_unit=0.1,
+        small_eps=EPS,
+        numbers=LATENT,
+        fixed={"norm_topk_prob": False},
+    ),
+    "youtu": Architecture(
+        "deepseek2",
+        yarn_unit=0.1,
+        small_eps=EPS,
+        numbers=LATENT,
+        fixed={"rope_interleave": True},
+        derived={
+            "add_leading_dense_block_count": key("num_hidden_layers"),
+            "add_expert_feed_forward_length": key("intermediate_size"),
+            "add_expert_count": always(1),
+            "add_expert_used_count": always(1),
+            "add_expert_shared_count": always(0),
+        },
+    ),
+    "glm4_moe_lite": Architecture(
+        "deepseek2",
+        expert_length=MOE,
+        yarn_unit=0.1,
+        gating="SIGMOID",
+        small_eps=EPS,
+        numbers=LATENT,
+        fixed={"rope_interleave": True},
+        derived={"add_leading_dense_block_count": dense_first},
+    ),
+    "mistral4": Architecture(
+        "mistral4",
+        expert_length=MOE,
+        gating="SOFTMAX",
+        yarn_unit=0.1,
+        small_eps=EPS,
+        numbers=LATENT,
+        fixed={"rope_interleave": True},
+        derived={
+            "add_attn_temperature_length": lambda config: config.rope_parameters.get(
+                "original_max_position_embeddings", config.max_position_embeddings
+            )
+        },
+    ),
+    "minicpm3": Architecture(
+        "minicpm3", small_eps=EPS, numbers=LATENT, fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+    ),
+    "glm": Architecture("chatglm", whole_heads=True, biases=("attention_bias",), partial=True),
+    "solar_open": Architecture(
+        "glm4moe", biases=("attention_bias",), partial=True, expert_length=MOE, gating="SIGMOID"
+    ),
+    "granitemoeshared": Architecture(
+        "granitemoe", biases=("attention_bias",), divisors=True, interleaved=True, **SHARED
+    ),
+    "granitemoehybrid": replace(
+        HYBRID,
+        partial=False,
+        derived={
+            **HYBRID.derived,
+            "add_rope_scaling_finetuned": lambda config: config.position_embedding_type == "rope",
+        },
+        **SHARED,
+    ),
+    "bamba": HYBRID,
+    "ernie4_5_moe": Architecture(
+        "ernie4_5-moe",
+        expert_length=MOE,
+        numbers={
+            "moe_num_experts": "add_expert_count",
+            "moe_k": "add_expert_used_count",
+            "moe_layer_interval": "add_interleave_moe_layer_step",
+            "moe_layer_start_index": "add_leading_dense_block_count",
+        },
+        derived={
+            "add_expert_shared_feed_forward_length": lambda config: (
+                config.moe_intermediate_size * config.moe_num_shared_experts
+            )
+        },
+    ),
+    "exaone_moe": Architecture(
+        "exaone-moe",
+        fixed={"num_shared_experts": 1},
+        window=True,
+        period=4,
+        expert_length=MOE,
+        gating="SIGMOID",
+        derived={"add_leading_dense_block_count": dense_first},
+    ),
+    "afmoe": Architecture(
+        "afmoe",
+        window=True,
+        period=4,
+        expert_length=MOE,
+        gating="SIGMOID",
+        fixed={"mup_enabled": True},
+        numbers={"num_dense_layers": "add_leading_dense_block_count", "route_scale": "add_expert_weights_scale"},
+        constants={"add_expert_weights_norm": True},
+    ),
+    "llama4_text": Architecture(
+        "llama4",
+        expert_length="intermediate_size",
+        period=4,
+        fixed={"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "attn_temperature_tuning": True},
+        numbers={"interleave_moe_layer_step": "add_interleave_moe_layer_step"},
+        derived={"add_feed_forward_length": key("intermediate_size_mlp")},
+    ),
+    "apertus": Architecture(
+        "apertus",
+        divisors=True,
+        activations=("xielu",),
+        told={f"act_fn.{name}": f"add_xielu_{name}" for name in ("alpha_n", "alpha_p", "beta", "eps")},
+    ),
+    "mpt": Architecture(
+        "mpt",
+        activations=("gelu",),
+        derived={
+            "add_context_length": key("max_seq_len"),
+            "add_feed_forward_length": lambda config: config.expansion_ratio * config.d_model,
+            "add_max_alibi_bias": key("attn_config.alibi_bias_max"),
+        },
+    ),
+    "bloom": Architecture(
+        "bloom",
+        by_head=True,
+        fixed={"apply_residual_connection_post_layernorm": False},
+        derived={
+            "add_context_length": always(2048),
+            "add_feed_forward_length": lambda config: 4 * config.hidden_size,
+        },
+    ),
+    "gpt_neox": Architecture(
+        "gptneox", fixed={"attention_bias": True}, partial=True, by_head=True, activations=("gelu",)
+    ),
+    "falcon": Architecture(
+        "falcon",
+        by_head=True,
+        activations=("gelu",),
+        fixed={"alibi": False, "parallel_attn": True},
+        derived={"add_head_count_kv": falcon_keys, "add_feed_forward_length": key("ffn_hidden_size")},
+    ),
+    "gpt_bigcode": Architecture(
+        "starcoder",
+        activations=GELU,
+        fixed={"multi_query": True, "scale_attn_weights": True},
+        derived={
+            "add_context_length": key("n_positions"),
+            "add_feed_forward_length": lambda config: config.n_inner or 4 * config.n_embd,
+            "add_head_count_kv": always(1),
+        },
+    ),
+    "lfm2": Architecture("lfm2", derived={**SHORT, "add_feed_forward_length": adjusted_width}),
+    "lfm2_moe": Architecture(
+        "lfm2moe",
+        expert_length=MOE,
+        gating="SIGMOID",
+        fixed={"norm_topk_prob": True, "routed_scaling_factor": 1.0, "use_expert_bias": True},
+        numbers={"num_dense_layers": "add_leading_dense_block_count"},
+        derived=SHORT,
+    ),
+    "mamba": MAMBA,
+    "falcon_mamba": replace(
+        MAMBA, constants={"add_ssm_dt_b_c_rms": True}, small_eps=("layer_norm_epsilon", "mixer_rms_eps")
+    ),
+    "mamba2": Architecture(
+        "mamba2",
+        fixed={"use_conv_bias": True},
+        derived={
+            **NO_ATTENTION,
+            **state(
+                lambda config: int(config.expand * config.hidden_size),
+                "num_heads",
+                "state_size",
+                "conv_kernel",
+                "n_groups",
+            ),
+        },
+        changed={
+            "A_log": changes.decay_column,
+            "mixer.D": changes.column,
+            "mixer.norm.weight": changes.in_groups("n_groups"),
+        },
+    ),
+    "jamba": Architecture(
+        "jamba",
+        fixed={"mamba_conv_bias": True, "mamba_expand": 2},
+        derived={
+            **state(
+                lambda config: config.mamba_expand * config.hidden_size,
+                "mamba_dt_rank",
+                "mamba_d_state",
+                "mamba_d_conv",
+            ),
+            "add_head_count_kv": keys_by_layer,
+        },
+        changed={"A_log": changes.decay},
+    ),
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_text": replace(QWEN3_5, expert_length=""),
+    "qwen3_5_moe_text": replace(QWEN3_5, name="qwen35moe"),
 }
 # key of config.json → method of GGUFWriter; the first key that is there counts
 NUMBERS: tuple[tuple[tuple[str, ...], str], ...] = (

@@ -26,17 +26,19 @@ from quark.errors import ModelError, as_a
 from quark.numerics.ggml import Ggml
 from quark.numerics.ggml_bytes import BLOCK, Fields, mxfp4_block
 from quark.numerics.granularity import Group
-from quark.torch.export.gguf_architectures import first_position, turned_rows
+from quark.torch.export.gguf_architectures import turned_rows
 from quark.torch.export.gguf_bounds import beyond
+from quark.torch.export.gguf_changes import Change
 from quark.torch.export.gguf_size import type_of
 from quark.torch.export.gguf_types import (
     EXPERT,
     KINDS,
     GGUFTarget,
     check_alike,
+    check_heads,
     check_rows,
     coded_type,
-    file_name,
+    file_names,
     float_type_of,
 )
 from quark.torch.export.layout import (
@@ -60,6 +62,7 @@ SUMMED = 1 << 16  # terms of a float32 sum
 WHOLE = 1 << 16  # numbers of a tensor that is decoded as a whole
 PART = 8  # of the blocks of a larger one, one of so many is decoded
 SEEN = 8  # rows, from the first to the last, that the quantizer of the model rounds once more under a type of GGML
+PLAIN = "linear_attn.norm.weight"  # a norm that multiplies with its weight beside others that add 1
 Values = Callable[[], np.ndarray]
 Made = Callable[[], tuple[np.ndarray, Values]]
 Turn = Callable[[np.ndarray], np.ndarray]
@@ -163,11 +166,24 @@ def entries_of(
     found: dict[str, list[GGUFTensor]] = {}
     experts = set()
     for name, value in tensors:
-        entry = entry_of(name, value, model, choice, loss)
-        found.setdefault(entry.name, []).append(entry)
-        if EXPERT.search(name):
-            experts.add(entry.name)
+        for part in turned_parts(name, choice):
+            entry = entry_of(name, part, value, model, choice, loss)
+            found.setdefault(entry.name, []).append(entry)
+            if EXPERT.search(name):
+                experts.add(entry.name)
     return [together(name, entries) if name in experts else entries[0] for name, entries in found.items()]
+
+
+def turned_parts(name: str, choice: GGUFTarget) -> list[tuple[str, Turn]]:
+    """The tensors of the file that one of the model is, and what each makes of its rows."""
+    names, changes = file_names(name, choice), choice.row.parts_of(name).values()
+    turns: list[Turn] = [partial(turned, change, choice.config) for change in changes]
+    return list(zip(names, turns or [turned_rows(name, choice.config, choice.row)], strict=True))
+
+
+def turned(change: Change, config: Any, rows: np.ndarray) -> np.ndarray:
+    """An array, changed by a configuration."""
+    return change(rows, config)
 
 
 def together(name: str, entries: list[GGUFTensor]) -> GGUFTensor:
@@ -196,19 +212,19 @@ def as_values(entry: GGUFTensor) -> tuple[np.ndarray, Values]:
     return values, lambda: values
 
 
-def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: GGUFTarget, loss: FileLoss) -> GGUFTensor:
-    """One tensor of the model."""
+def entry_of(
+    name: str, part: tuple[str, Turn], value: torch.Tensor, model: nn.Module, choice: GGUFTarget, loss: FileLoss
+) -> GGUFTensor:
+    """One tensor of the file: a tensor of the model, turned, or a part of it."""
     layer_name, _, slot = name.rpartition(".")
     layer = model.get_submodule(layer_name)
     coded = isinstance(layer, QuantLayer) and layer._modules[f"{slot}_quantizer"] is not None
-    turn, target = turned_rows(name, choice.config, choice.row), file_name(name, choice)
-    shape = tuple(size for size in shape_of(layer, value) if size != 1) if value.dim() > 1 else tuple(value.shape)
-    if name.endswith("position_embeddings.weight"):
-        shape = (shape[0] - first_position(choice.config, choice.row), *shape[1:])
-    shift = 1.0 if choice.row.shifted and name.endswith("norm.weight") else 0.0
+    (target, turn), own = part, shape_of(layer, value)
+    shape = turn(np.broadcast_to(np.float32(0), [size for size in own if size != 1] if len(own) > 1 else own)).shape
+    shift = 1.0 if choice.row.shifted and name.endswith("norm.weight") and not name.endswith(PLAIN) else 0.0
 
     def values() -> np.ndarray:
-        return (turn(values_of(layer, slot)) + np.float32(shift)).reshape(shape)
+        return turn(values_of(layer, slot)).reshape(shape) + np.float32(shift)
 
     def as_type(kind: str) -> GGUFTensor:
         return GGUFTensor(target, kind, shape, partial(made_of, values, kind))
@@ -217,10 +233,12 @@ def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: GGUFTarge
     wanted = choice.type_of(layer_name) if slot == "weight" and len(shape) == 2 and (coded or float_linear) else None
     if wanted is not None:
         check_rows(name, wanted, shape[-1])
+        check_heads(name, wanted, choice)
         lost = wanted in KINDS and not KINDS[wanted].held(values())
         return rescue(as_type("F32"), name, loss) if lost else as_type(wanted)
     if coded and slot == "weight":
         entry = coded_entry(name, target, as_a(QuantLayer, layer), turn, values) or as_type("F32")
+        check_heads(name, entry.kind, choice)
         return rescue(entry, name, loss) if entry.kind == "F32" else entry
     kind = float_type_of(slot, target, shape, choice)
     return rescue(as_type("F32"), name, loss) if kind == "F16" and not near_float16(values()) else as_type(kind)
@@ -299,11 +317,11 @@ def coded_entry(name: str, target: str, layer: QuantLayer, turn: Turn, values: V
         quantizer = quantizer.quantizer(own_parameter(layer))
     shape = shape_of(layer, own_parameter(layer))
     layout = layout_of_quantizer(quantizer, shape, "order")
-    kind = coded_type(name, layout)
+    kind, rows = coded_type(name, layout), turn(np.broadcast_to(np.float32(0), shape)).shape
     if isinstance(layout, GgmlLayout):
         return ggml_entry(name, target, layer, layout.row, turn)
     if isinstance(layout, BlockLayout):
-        return GGUFTensor(target, kind, shape, partial(coded_data, layer, turn, mxfp4_data, quantizer, layout), True)
+        return GGUFTensor(target, kind, rows, partial(coded_data, layer, turn, mxfp4_data, quantizer, layout), True)
     layout = as_a(ElementLayout, layout)
     scale = (
         quantizer.scale if quantizer.scale is not None else quantizer.parameters_from(layer._parameters["weight"])[0]
@@ -320,7 +338,7 @@ def coded_entry(name: str, target: str, layer: QuantLayer, turn: Turn, values: V
             )
         whole = turn(source.float().detach().cpu().numpy()).reshape(values().shape)
         return GGUFTensor(target, "F32", whole.shape, lambda: (whole, lambda: whole))
-    return GGUFTensor(target, kind, shape, partial(coded_data, layer, turn, integer_data, quantizer, layout), True)
+    return GGUFTensor(target, kind, rows, partial(coded_data, layer, turn, integer_data, quantizer, layout), True)
 
 
 def wastes_codes(layer: QuantLayer, scale: torch.Tensor, layout: ElementLayout) -> bool:
@@ -363,7 +381,7 @@ def ggml_entry(name: str, target: str, layer: QuantLayer, row: Ggml, turn: Turn)
     def make() -> tuple[np.ndarray, Values]:
         data, values = row.both(weight)
         rows = np.unique(np.linspace(0, len(values) - 1, SEEN).astype(int))
-        seen = turn(np.arange(len(source)).reshape(-1, 1))[rows, 0]
+        seen = turn(np.broadcast_to(np.arange(len(source))[:, None], (len(source), weight.shape[1] // BLOCK)))[rows, 0]
         values[rows] = weight_quantizer(layer)(own_parameter(layer).detach()[seen].float()).cpu().numpy()
         return data, lambda: values
 

@@ -31,7 +31,8 @@ FLOATS = ("F32", "F16", "BF16")
 KINDS = {row.kind: row for row in GGML.values()}
 TYPES = (*FLOATS, *KINDS)
 WHOLE_NAMES = (  # tensors that llama.cpp has in float32
-    "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight",
+    "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight", "conv1d.weight",
+    "shortconv.conv.weight", "ssm_a",
 )  # fmt: skip
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
@@ -66,6 +67,17 @@ class GGUFTarget:
         return next(found, self.weight_type)
 
 
+def file_names(name: str, choice: GGUFTarget) -> tuple[str, ...]:
+    """The names of a tensor in the file: one, or those of its parts.
+
+    Raises:
+        ModelError: there is none.
+    """
+    parts = choice.row.parts_of(name)
+    layer = re.search(r"\.(\d+)\.", name)
+    return tuple(f"blk.{layer[1]}.{part}.weight" for part in parts) if layer and parts else (file_name(name, choice),)
+
+
 def file_name(name: str, choice: GGUFTarget) -> str:
     """The name of a tensor in the file; experts of a layer have one.
 
@@ -76,12 +88,21 @@ def file_name(name: str, choice: GGUFTarget) -> str:
     own = EXPERT.sub(".experts.", name)
     outside = (f"{choice.outside.layer(layer)}.{slot}", choice.outside.outside(name))
     given = (own, *outside, own.replace(".block_sparse_moe.", ".mlp."), own.removeprefix("transformer."))
-    spelled = [text.replace("_correction_bias", "_correction.bias") for text in given]  # as llama.cpp's own converter
+    spelled = [
+        text.replace("_correction_bias", "_correction.bias").replace("dt_bias", "dt_proj.bias") for text in given
+    ]
     tried = (names.get_name(text, try_suffixes=(".weight", ".bias")) for names in choice.names for text in spelled)
     found: str | None = next((text for text in tried if text is not None), None)
     if found is None:
         raise ModelError(f"GGUF has no name for the tensor {name!r} of a {choice.config.model_type} model")
-    return found if found.endswith((".weight", ".bias")) else f"{found}.weight"
+    ending = (
+        ".bias"
+        if slot == "expert_bias"
+        else ""
+        if found.endswith((".weight", ".bias", "ssm_a", "ssm_d"))
+        else ".weight"
+    )
+    return f"{found}{ending}"
 
 
 def float_type_of(slot: str, target: str, shape: Sequence[int], choice: GGUFTarget) -> str:
@@ -112,11 +133,30 @@ def coded_type(name: str, layout: Layout | PairLayout) -> str:
 
 def check_rows(name: str, kind: str, length: int) -> None:
     """Blocks divide the rows."""
-    block = 1 if kind in FLOATS else KINDS[kind].size if kind in KINDS else BLOCK
-    if length % block:
+    if length % block_of(kind):
         raise ConfigError(
-            f"{name!r} has rows of {length} numbers, and {kind} has blocks of {block}; leave it float (--exclude "
-            f"{name.removesuffix('.weight')!r}), or use another format"
+            f"{name!r} has rows of {length} numbers, and {kind} has blocks of {block_of(kind)}; leave it float "
+            f"(--exclude {name.removesuffix('.weight')!r}), or use another format"
+        )
+
+
+def block_of(kind: str) -> int:
+    """Numbers in a block of a type."""
+    return 1 if kind in FLOATS else KINDS[kind].size if kind in KINDS else BLOCK
+
+
+def check_heads(name: str, kind: str, choice: GGUFTarget) -> None:
+    """No block crosses heads of columns that move.
+
+    Raises:
+        ConfigError: one does.
+    """
+    key = next((key for ending, key in choice.row.across.items() if name.endswith(ending)), None)
+    size = getattr(choice.config, key) if key else 0
+    if size % block_of(kind):
+        raise ConfigError(
+            f"{name!r} has heads of {size} columns ({key}), which llama.cpp orders otherwise, and {kind} has blocks "
+            f"of {block_of(kind)}; give it another type (--layer '*.{name.split('.')[-2]}=Q8_0')"
         )
 
 
@@ -165,10 +205,11 @@ def check_types(
     coded = {f"{item.layer.name}.weight": item for item in match(model, config, skeleton=True).quantized}
     kinds: dict[str, set[str]] = {}
     for name, value in tensors:
-        target, shape = file_name(name, choice), tuple(value.shape)
+        target, shape = file_names(name, choice)[0], tuple(value.shape)
         stages = coded[name].stages["weight"] if name in coded else ()
         if stages:
             kind = coded_type(name, layout_of(stages, shape, "order"))
+            check_heads(name, kind, choice)
         else:
             kind = float_type_of(name.rpartition(".")[2], target, [size for size in shape if size != 1], choice)
         if EXPERT.search(name):

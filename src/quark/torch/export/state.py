@@ -57,13 +57,14 @@ def own_tensors(model: nn.Module, layers: Mapping[str, QuantLayer]) -> Iterator[
     aliases = {f"{name}.{slot}" for name in names_of(model, layers) if name not in layers for slot in OWN}
     seen: set[tuple[object, ...]] = set()
     state, tied = model.state_dict(), tied_names(model)
+    kept = model.state_dict(keep_vars=True)  # tensors without values are told apart as objects
     for name in sorted(state, key=lambda name: name in tied):
         value = state[name]
         if name in aliases or name in hidden or any(owner in hidden for owner in prefixes(name)):
             continue
         if not isinstance(value, torch.Tensor):
             raise ModelError(f"the state of the model holds {name!r}, which is not a tensor but {type(value).__name__}")
-        key = ("codes", name) if name in coded else identity(value)
+        key = ("codes", name) if name in coded else identity(kept[name])
         if key not in seen:
             seen.add(key)
             yield name, value

@@ -1,0 +1,83 @@
+"""What a GGUF file has of tensors that llama.cpp keeps otherwise than transformers: arrays, by the configuration.
+
+A change works on the numbers of a tensor and on its codes and scales alike, so it only moves rows (or whole heads of
+columns); what computes (``-exp``) is for tensors that are never quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+Change = Callable[[np.ndarray, Any], np.ndarray]
+
+
+def decay(x: np.ndarray, _: Any) -> np.ndarray:
+    """The factor of a state's decay, of its logarithm."""
+    return -np.exp(x)
+
+
+def column(x: np.ndarray, _: Any) -> np.ndarray:
+    """A number a head [heads] as [heads, 1]."""
+    return x.reshape(-1, 1)
+
+
+def decay_column(x: np.ndarray, config: Any) -> np.ndarray:
+    """``decay`` a head."""
+    return column(decay(x, config), config)
+
+
+def in_groups(count: str) -> Change:
+    """A norm of groups, a row a group; ``count`` is the key of the configuration that says how many."""
+    return lambda x, config: x.reshape(getattr(config, count), -1)
+
+
+def first_half(x: np.ndarray, _: Any) -> np.ndarray:
+    """The first half of the rows."""
+    return x[: len(x) // 2]
+
+
+def second_half(x: np.ndarray, _: Any) -> np.ndarray:
+    """The second half of the rows."""
+    return x[len(x) // 2 :]
+
+
+def by_head(which: slice, x: np.ndarray, config: Any) -> np.ndarray:
+    """Of rows that lie head by head of the keys (queries, keys, values, gates of each) some of these four, each as a
+    whole behind the other."""
+    keys, key = config.linear_num_key_heads, config.linear_key_head_dim
+    value = config.linear_num_value_heads // keys * config.linear_value_head_dim
+    heads = x.reshape(keys, 2 * (key + value), *x.shape[1:])
+    parts = np.split(heads, (key, 2 * key, 2 * key + value), 1)
+    return np.concatenate([part.reshape(-1, *x.shape[1:]) for part in parts[which]])
+
+
+QKV, GATE = partial(by_head, slice(0, 3)), partial(by_head, slice(3, 4))
+
+
+def tiled(x: np.ndarray, config: Any) -> np.ndarray:
+    """Rows of heads of values, those of a key's head together: the first of every key's, the second of every key's, ...
+
+    Columns likewise, where ``x`` is the transposed of such."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    heads = x.reshape(keys, values // keys, len(x) // values, *x.shape[1:])
+    return heads.swapaxes(0, 1).reshape(x.shape)
+
+
+def tiled_decay(x: np.ndarray, config: Any) -> np.ndarray:
+    """``decay`` of heads of values."""
+    return tiled(decay(x, config), config)
+
+
+def tiled_behind(x: np.ndarray, config: Any) -> np.ndarray:
+    """Rows of queries and keys, which stay, and of heads of values."""
+    first = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+    return np.concatenate([x[:first], tiled(x[first:], config)])
+
+
+def tiled_across(x: np.ndarray, config: Any) -> np.ndarray:
+    """Columns of heads of values; of a block of numbers each, where they are scales."""
+    return tiled(np.ascontiguousarray(x.T), config).T

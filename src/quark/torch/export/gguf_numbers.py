@@ -1,0 +1,46 @@
+"""Numbers of a GGUF file that follow from a configuration: functions of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter as key
+from typing import Any
+
+
+def always(value: object) -> Callable[[Any], Any]:
+    """What does not follow from a configuration."""
+    return lambda _: value
+
+
+def dense_first(config: Any) -> int:
+    """How many layers come before the first with experts."""
+    return [*config.mlp_layer_types, "sparse"].index("sparse")
+
+
+def keys_by_layer(config: Any) -> list[int]:
+    """Heads of keys of each layer; 0: it has no attention."""
+    kinds = getattr(config, "layer_types", None) or config.layers_block_type
+    return [config.num_key_value_heads if kind in ("full_attention", "attention") else 0 for kind in kinds]
+
+
+def falcon_keys(config: Any) -> int:
+    """Heads of keys of Falcon, in its new form and in its two old ones."""
+    if config.new_decoder_architecture:
+        return int(config.num_kv_heads)
+    return 1 if config.multi_query else int(config.num_attention_heads)
+
+
+def adjusted_width(config: Any) -> int:
+    """The width that LFM2's code makes of the one that is told."""
+    width, factor, step = config.intermediate_size, config.block_ffn_dim_multiplier, config.block_multiple_of
+    if not config.block_auto_adjust_ff_dim:
+        return int(width)
+    width = int(2 * width / 3)
+    return int(width if factor is None else step * -(-int(factor * width) // step))
+
+
+def state(width: Callable[[Any], object], rank: str, size: str, kernel: str, groups: str = "") -> dict[str, Any]:
+    """The numbers of layers with a state: its width, and the keys of the others."""
+    told = {"add_ssm_time_step_rank": rank, "add_ssm_state_size": size, "add_ssm_conv_kernel": kernel}
+    told |= {"add_ssm_group_count": groups} if groups else {}
+    return {"add_ssm_inner_size": width, **{method: key(name) for method, name in told.items()}}

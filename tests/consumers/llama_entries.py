@@ -1,0 +1,140 @@
+"""Every entry of a configuration changed in turn, in every architecture, by llama.cpp: right, or refused before a file.
+
+    python tests/consumers/llama_entries.py --judge FOLDER [--types llama,qwen3]
+
+FOLDER as for ``llama_table.py``. Small random models of float32, as ``llama_rope.py`` has them; an entry that changes
+no answer of transformers is passed over. A line a change: the relative error of log probabilities at the median
+position, the sentence of the refusal, or **no**. The exit code is 1 where there is a **no**.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+IDS = list(range(5, 45))
+KEPT = (  # parts of names of entries that stay: sizes of ``tiny``, what training reads, what other judges change
+    "dropout", "pdrop", "initializer", "coef", "output_", "return_", "use_cache", "token_id", "pretraining", "tie_word",
+    "vocab_size", "hidden_size", "num_hidden_layers", "n_embd", "n_layer", "n_positions", "max_position", "max_seq",
+    "architectures", "version", "model_type", "dtype", "chunk_size", "is_encoder", "use_mamba", "use_associative",
+    "rescale", "time_step_init", "residual_in", "num_attention_heads", "n_head", "d_model", "layer_types",
+    "layers_block", "rope_parameters", "attn_implementation", "summary_", "num_logits", "jitter", "mtp_", "nextn",
+)  # fmt: skip
+FUNCTIONS = ("relu", "gelu", "silu", "gelu_new")
+
+
+def main() -> int:
+    """Go through types and entries."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--judge", required=True)
+    parser.add_argument("--types", default="")
+    given = parser.parse_args()
+    sys.path.insert(0, str(HERE))
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+    import llama_table
+    import tiny
+
+    from quark.torch.export.gguf_table import ARCHITECTURES
+
+    llama_table.widen(tiny)
+    types = dict(tiny.model_types())
+    decoders = sorted(name for name, row in ARCHITECTURES.items() if name in types and not row.encoder)
+    bad = False
+    for name in given.types.split(",") if given.types else decoders:
+        for entry, was, value, model in changed(tiny, name, types[name]):
+            found = answered(model, name, given.judge)
+            bad |= found.startswith("**no**")
+            print(name, entry, was, value, found, sep="\t", flush=True)
+    return int(bad)
+
+
+def values_beside(name: str, value: Any) -> list[Any]:
+    """Other values of an entry."""
+    if name.startswith("_") or any(part in name for part in KEPT):
+        return []
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, float):
+        return [value * 2 + 0.05]
+    if isinstance(value, int):
+        return [value * 2 or 2, value - 1 if value > 1 else 1 - value]
+    if isinstance(value, str) and "act" in name:
+        return [one for one in FUNCTIONS if one != value]
+    return [2.0] if value is None and any(part in name for part in ("clip", "cap", "factor", "scal")) else []
+
+
+def changed(tiny: Any, name: str, cls: str) -> Iterator[tuple[str, Any, Any, Any]]:
+    """(entry, its value, another value, the model with it) of the changes that transformers answers otherwise."""
+    base = tiny.tiny_model(name, cls)
+    shapes, answer = shapes_of(base), answer_of(base)
+    for entry, was in base.config.to_dict().items():
+        for value in values_beside(entry, was):
+            plain = tiny.tiny_config
+            tiny.tiny_config = lambda one, two, more, key=entry, new=value, plain=plain: plain(
+                one, two, {**more, key: new}
+            )
+            try:
+                model = tiny.tiny_model(name, cls)
+                if getattr(model.config, entry, None) != value:
+                    continue
+                found = answer_of(model)
+            except (*tiny.FAULTS, ArithmeticError, AssertionError):  # transformers has no such model
+                continue
+            finally:
+                tiny.tiny_config = plain
+            if shapes_of(model) != shapes or float((found - answer).norm()) > 1e-6 * float(answer.norm()):
+                yield entry, was, value, model
+
+
+def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a model."""
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+def answer_of(model: Any) -> Any:
+    """What transformers answers."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([IDS])).logits
+
+
+def answered(model: Any, name: str, judge: str) -> str:
+    """The error of llama.cpp's answers, or why there are none."""
+    import llama_rope
+    import llama_table
+
+    from quark.errors import QuarkError
+    from quark.torch.export.api import export_gguf
+
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+        llama_table.add_tokenizer(folder)
+        try:
+            export_gguf(model, folder / "made", name, folder, weight_type="F32", float_type="F32")
+        except QuarkError as error:
+            return f"refused: {error}"
+        (folder / "ids.json").write_text(json.dumps(IDS))
+        command = [sys.executable, str(HERE / "llama_judge.py"), str(next((folder / "made").glob("*.gguf")))]
+        told = subprocess.run(
+            [*command, str(folder / "ids.json")],
+            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": judge}, check=False,
+        )  # fmt: skip
+    lines = [line for line in told.stdout.splitlines() if line.startswith("{")]
+    why = next((line for line in told.stderr.splitlines() if "rror" in line or "ASSERT" in line), told.stderr[-120:])
+    return llama_rope.error_of(model, IDS, json.loads(lines[-1])) if lines else f"**no**: {why}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
