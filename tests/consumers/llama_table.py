@@ -96,15 +96,16 @@ One tensor that is broken on purpose (`--broken scale`: one scale in every row; 
 
 Flash attention, which llama.cpp enables by default and which rounds to float16, is off here; with it the F32 column
 has 0.001. Two more things are llama.cpp's own: GELU, that by tanh, from a table of float16 (up to 0.0004 in F32, second
-number; Falcon, GPT-NeoX and MPT have that by erf), and YaRN with whole bounds for `gpt_oss`, whose configuration has `truncate: false` (0.001).
+number; Falcon, GPT-NeoX and MPT have that by erf), and YaRN with whole bounds for `gpt_oss`, whose configuration has
+`truncate: false` (0.001).
 
 Kinds of rotary embedding are asked by `tests/consumers/llama_rope.py`: plain, of a part of each head, `linear`,
 `dynamic`, `llama3`, and `yarn` with other settings. What llama.cpp does not read in an architecture (`llama3`, parts of
 heads), or has as a constant (bounds of `yarn`), is refused before anything is written. Every other entry of a
-configuration is changed in turn by `tests/consumers/llama_entries.py`: llama.cpp answers alike, or the entry is refused.
+configuration is changed in turn by `tests/consumers/llama_entries.py`: llama.cpp answers alike, or it is refused.
 
-Of words that follow none that ends a text is taken there, so a model whose likeliest next word is `<|endoftext|>` goes on
-with others (`mamba2`).
+Of words that follow none that ends a text is taken there, so a model whose likeliest next word is `<|endoftext|>` goes
+on with others (`mamba2`).
 """
 
 
