@@ -318,3 +318,10 @@ def test_the_source_distribution_has_every_file_of_the_root() -> None:
     done = subprocess.run(["git", "ls-files"], cwd=SOURCE.parent, capture_output=True, text=True, check=False)
     root = {name.partition("/")[0] for name in done.stdout.splitlines() if not name.startswith((".", '"'))}
     assert root - given <= {"pyproject.toml"}  # which hatch adds by itself
+
+
+def test_arrays_are_a_type() -> None:
+    """What is no array is told by the type checker: as long as the name stood for anything, nothing was."""
+    nodes = (node for node in ast.walk(modules()["quark.numerics.array"]) if isinstance(node, ast.AnnAssign))
+    told = {ast.unparse(node.target): ast.unparse(node.value) for node in nodes if node.value is not None}
+    assert told["Array"] == "np.ndarray | torch.Tensor" and told["Operand"] == "Array | float | np.number"

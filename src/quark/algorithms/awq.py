@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 
 from quark.algorithms.smoothquant import SMALLEST_WEIGHT
-from quark.numerics.array import Array, clip, float32, namespace
+from quark.numerics.array import Array, Same, clip, float32, namespace
 from quark.numerics.granularity import Group, pad
 
 #: Exponents of the coarse grid, of activations and of weights.
@@ -27,7 +27,7 @@ SMALLEST = 1e-4
 Pair = tuple[float, float]
 
 
-def scale_of(inputs: Array, weights: Array, exponents: Pair) -> Array:
+def scale_of(inputs: Array, weights: Array, exponents: Pair) -> Same:
     """inputs^a / weights^b, so scaled that its largest and smallest value are reciprocal."""
     a, b = exponents
     xp = namespace(inputs)
@@ -70,7 +70,7 @@ def is_clipped(name: str) -> bool:
     return not any(word in name for word in UNCLIPPED)
 
 
-def clipped(weight: Array, steps: Array, size: int) -> Array:
+def clipped(weight: Array, steps: Array, size: int) -> Same:
     """Each group of ``size`` columns limited to ``1 - SHRINK * steps`` of its largest magnitude.
 
     Args:
@@ -81,8 +81,8 @@ def clipped(weight: Array, steps: Array, size: int) -> Array:
 
 
 def best_clips(
-    weight: Array, quantized: Callable[[Array], Array], hessian: Array, size: int, rows: int | None = None
-) -> Array | None:
+    weight: Array, quantized: Callable[[Array], Same], hessian: Array, size: int, rows: int | None = None
+) -> Same | None:
     """How far each group of a weight is best clipped, uint8 [rows, groups]; None where nothing is gained.
 
     Args:
@@ -102,7 +102,7 @@ def best_clips(
 
 
 def _best_of_groups(
-    weight: Array, quantized: Callable[[Array], Array], blocks: Array, size: int
+    weight: Array, quantized: Callable[[Array], Same], blocks: Array, size: int
 ) -> tuple[Array, Array, Array]:
     """The best steps of each group by itself, and the errors of rounding without and with them."""
     xp, limit = namespace(weight), amax_of(weight, size)
@@ -116,30 +116,30 @@ def _best_of_groups(
     return steps, errors, quantized(_limited(weight, limit * (1 - SHRINK * steps), size)) - weight
 
 
-def tiles(x: Array, size: int) -> Array:
+def tiles(x: Array, size: int) -> Same:
     """[rows, columns] as [rows, groups, size], padded with 0."""
     return Group(1, size).tile(x)
 
 
-def amax_of(weight: Array, size: int) -> Array:
+def amax_of(weight: Array, size: int) -> Same:
     """The largest magnitude per row and group, [rows, groups]."""
     return namespace(weight).amax(abs(tiles(weight, size)), -1)
 
 
-def _limited(weight: Array, bound: Array, size: int) -> Array:
+def _limited(weight: Array, bound: Array, size: int) -> Same:
     """Each group of a weight limited to its bound."""
     limit = bound[..., None]
     return clip(tiles(weight, size), -limit, limit).reshape(len(weight), -1)[:, : weight.shape[1]]
 
 
-def diagonal_blocks(hessian: Array, size: int) -> Array:
+def diagonal_blocks(hessian: Array, size: int) -> Same:
     """H_gg of each group, [groups, size, size], padded with 0."""
     starts = range(0, hessian.shape[0], size)
     blocks = (hessian[start : start + size, start : start + size] for start in starts)
     return namespace(hessian).stack([pad(block, (size, size)) for block in blocks])
 
 
-def group_losses(error: Array, blocks: Array, size: int) -> Array:
+def group_losses(error: Array, blocks: Array, size: int) -> Same:
     """e_g H_gg e_g^T per row and group, [rows, groups]."""
     parts = tiles(error, size).reshape(len(error), len(blocks), size).swapaxes(0, 1)
     return ((parts @ blocks) * parts).sum(-1).T

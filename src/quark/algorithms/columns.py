@@ -17,7 +17,7 @@ import numpy as np
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
 from quark.numerics.affine import axis_of
-from quark.numerics.array import Array, as_parameter, cast, empty, float32, is_torch, namespace
+from quark.numerics.array import Array, Same, as_parameter, cast, empty, float32, is_torch, namespace
 from quark.numerics.chunks import quiet
 from quark.numerics.elements import Element
 from quark.numerics.formats import Block, Format
@@ -41,20 +41,20 @@ class Columns:
     """
 
     element: Element
-    step: Array
-    zero: Array | int = 0
-    offset: Array | None = None
+    step: Same
+    zero: Same | int = 0
+    offset: Same | None = None
     narrow: bool = False
     rounding: Rounding = "half_even"
 
-    def round(self, x: Array) -> Array:
+    def round(self, x: Array) -> Same:
         """The values on the grid nearest to ``x`` (float32, of the grid's shape), as float32."""
         with quiet():
             shifted = x if self.offset is None else x - self.offset
             values = float32(self.element.snap(shifted / self.step, self.zero, self.rule, self.narrow)) * self.step
         return values if self.offset is None else values + self.offset
 
-    def codes(self, values: Array) -> Array:
+    def codes(self, values: Array) -> Same:
         """The codes of ``values`` on the grid."""
         shifted = values if self.offset is None else values - self.offset
         return self.element.encode(self.element.snap(shifted / self.step, self.zero, self.rule, self.narrow), self.zero)
@@ -92,7 +92,7 @@ class Columns:
         except (ValueError, RuntimeError) as error:
             raise DataError(f"a grid with steps of shape {tuple(self.step.shape)} does not fit {shape}") from error
 
-    def map(self, function: Callable[[Array], Array]) -> Columns:
+    def map(self, function: Callable[[Same], Same]) -> Columns:
         """The grid with a function of each of its arrays."""
         zero = self.zero if isinstance(self.zero, int) else function(self.zero)
         return replace(
@@ -104,8 +104,8 @@ def columns_of(
     weight: Array,
     format: Format,
     granularity: Granularity,
-    scale: Array | None = None,
-    zero_point: Array | None = None,
+    scale: Same | None = None,
+    zero_point: Same | None = None,
     rounding: Rounding = "half_even",
     narrow: bool = False,
 ) -> Columns:
@@ -142,7 +142,7 @@ def zero_of(weight: Array, format: Element, granularity: Granularity, zero_point
     return granularity.expand(zeros, tuple(weight.shape))
 
 
-def contiguous(x: Array) -> Array:
+def contiguous(x: Array) -> Same:
     """``x`` in C order; the transpose of such a matrix is copied in tiles, which spares most misses of the cache."""
     flipped = x.T if x.ndim == 2 else x
     if in_order(x) or not in_order(flipped) or float32(x) is not x:
@@ -158,7 +158,7 @@ def in_order(x: Array) -> bool:
     return bool(x.is_contiguous() if is_torch(x) else x.flags.c_contiguous)
 
 
-def take(x: Array, index: Array | slice, axis: int) -> Array:
+def take(x: Array, index: Array | slice, axis: int) -> Same:
     """``x`` at some places of an axis."""
     if isinstance(index, slice):
         return x[(slice(None),) * axis + (index,)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from quark.algorithms.gptq import Feedback, loss, ordering, permuted, unit_diagonal, upper_factor
-from quark.numerics.array import Array, float32, is_torch, namespace
+from quark.numerics.array import Array, Same, float32, is_torch, namespace
 
 
 def asymmetric_feedback(
@@ -36,7 +36,7 @@ def asymmetric_feedback(
     return Feedback(order, unit_diagonal(factor)), xp.triu(drift, 1)
 
 
-def excess(error: Array, weight: Array, hessian: Array, cross: Array) -> Array:
+def excess(error: Array, weight: Array, hessian: Array, cross: Array) -> Same:
     """|W X - Q X~|^2 per row of Q = W + ``error`` [rows, columns], less |W (X - X~)|^2, which no Q changes.
 
     It is what GPTAQ and Qronos make small; negative where Q makes up for a part of the inputs' error. Arguments as in
@@ -45,14 +45,14 @@ def excess(error: Array, weight: Array, hessian: Array, cross: Array) -> Array:
     return loss(error, hessian) - 2 * ((float32(weight) @ float32(cross - hessian)) * error).sum(1)
 
 
-def solve_upper(upper: Array, right: Array) -> Array:
+def solve_upper(upper: Array, right: Array) -> Same:
     """X with upper X = right."""
     if is_torch(upper):
         return namespace(upper).linalg.solve_triangular(upper, right, upper=True)
     return np.linalg.solve(upper, right)
 
 
-def transposed_solve(upper: Array, right: Array) -> Array:
+def transposed_solve(upper: Array, right: Array) -> Same:
     """X with upper^T X = right."""
     if is_torch(upper):
         return namespace(upper).linalg.solve_triangular(upper.T, right, upper=False)

@@ -25,13 +25,13 @@ import numpy as np
 
 from quark.algorithms.columns import Columns, contiguous, take
 from quark.errors import ConfigError, DataError
-from quark.numerics.array import Array, as_parameter, empty, float32, is_torch, namespace, shared
+from quark.numerics.array import Array, Same, as_parameter, empty, float32, is_torch, namespace, shared
 from quark.numerics.chunks import quiet
 
 WIDE = 512  # columns, at least, that the feedback of all before them reaches in one matrix product
 STRIP = 8  # columns whose feedback on each other is added one at a time
 ATTEMPTS = 5  # of a factorization, each with ten times the damping of the one before
-Refit = Callable[[Array, int, int], Columns]
+Refit = Callable[[Same, int, int], Columns]
 
 
 def gptq(
@@ -41,7 +41,7 @@ def gptq(
     block_size: int = 128,
     damping: float = 0.01,
     act_order: bool = True,
-) -> Array:
+) -> Same:
     """The matrix on the grid with (nearly) the least output error.
 
     Args:
@@ -77,7 +77,7 @@ def feedback_of(hessian: Array, damping: float = 0.01, act_order: bool = True) -
     return Feedback(order, unit_diagonal(upper_factor(permuted(hessian, order), damping)))
 
 
-def unit_diagonal(factor: Array) -> Array:
+def unit_diagonal(factor: Array) -> Same:
     """Each column divided by its diagonal element; ``factor`` is overwritten."""
     factor /= contiguous(namespace(factor).diagonal(factor))
     return factor
@@ -88,9 +88,9 @@ def round_columns(
     feedback: Feedback,
     grid: Columns,
     block_size: int = 128,
-    drift: Array | None = None,
+    drift: Same | None = None,
     refit: Refit | None = None,
-) -> Array:
+) -> Same:
     """``gptq`` with the feedback at hand: one matrix product a block brings it the feedback of all before it.
 
     Args:
@@ -126,13 +126,13 @@ def round_columns(
 class ColumnSpan(NamedTuple):
     """Neighbouring columns on their way: [n, n] and [n, rows], in the order of rounding."""
 
-    feedback: Array
-    drift: Array | None
-    wanted: Array  # overwritten, where there is a drift
-    pull: Array  # feedback of all columns before; overwritten
-    errors: Array  # filled: wanted - rounded
-    seen: Array  # filled, where there is a drift: wanted + pull
-    rounded: Array  # filled
+    feedback: Same
+    drift: Same | None
+    wanted: Same  # overwritten, where there is a drift
+    pull: Same  # feedback of all columns before; overwritten
+    errors: Same  # filled: wanted - rounded
+    seen: Same  # filled, where there is a drift: wanted + pull
+    rounded: Same  # filled
 
     def part(self, here: slice) -> ColumnSpan:
         """Some of its columns, in the same memory."""
@@ -188,7 +188,7 @@ def spans(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
     return ((first, min(first + size, stop)) for first in range(start, stop, size))
 
 
-def ordering(hessian: Array, act_order: bool) -> Array:
+def ordering(hessian: Array, act_order: bool) -> Same:
     """The order of rounding: as they come, or by falling diagonal (equal ones as they come)."""
     xp = namespace(hessian)
     diagonal = xp.diagonal(hessian)
@@ -197,7 +197,7 @@ def ordering(hessian: Array, act_order: bool) -> Array:
     return xp.argsort(-diagonal, stable=True)
 
 
-def upper_factor(hessian: Array, damping: float) -> Array:
+def upper_factor(hessian: Array, damping: float) -> Same:
     """R, upper triangular (what is below the diagonal is to be ignored), with R R^T = H + damping mean(diag H) I.
 
     Raises:
@@ -221,12 +221,12 @@ def upper_factor(hessian: Array, damping: float) -> Array:
     raise DataError(f"the Hessian is not positive definite, even after {ATTEMPTS} times more damping")
 
 
-def permuted(matrix: Array, order: Array) -> Array:
+def permuted(matrix: Array, order: Array) -> Same:
     """Rows and columns of a square matrix in another order."""
     return take(take(matrix, order, 0), order, 1)
 
 
-def cholesky(matrix: Array) -> Array | None:
+def cholesky(matrix: Array) -> Same | None:
     """The lower triangular factor, or None where the matrix is not positive definite; ``matrix`` is overwritten.
 
     torch's own function spends half of its time on copies and zeros (2048 columns on a CPU), so it only gets the
@@ -250,7 +250,7 @@ def cholesky(matrix: Array) -> Array | None:
     return matrix
 
 
-def solve_unit_upper(upper: Array, right: Array) -> Array:
+def solve_unit_upper(upper: Array, right: Array) -> Same:
     """X with upper^T X = right, where ``upper`` [n, n] has the diagonal 1 and ``right`` is [n, rows]."""
     xp = namespace(upper)
     if is_torch(upper):
@@ -266,6 +266,6 @@ def check(weight: Array, hessian: Array, block_size: int, damping: float) -> Non
         raise ConfigError(f"block_size={block_size} must be 1 or more, and damping={damping} 0 or more")
 
 
-def loss(error: Array, hessian: Array) -> Array:
+def loss(error: Array, hessian: Array) -> Same:
     """tr(e H e^T) per row of ``error`` [rows, columns]: what GPTQ makes small."""
     return ((error @ float32(hessian)) * error).sum(1)

@@ -23,7 +23,7 @@ import numpy as np
 
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, known
-from quark.numerics.array import Array, as_parameter, is_torch, namespace
+from quark.numerics.array import Array, Same, as_parameter, is_torch, namespace
 
 LARGEST_KERNEL = 1024  # orders up to which a matrix is constructed at once
 SYLVESTER = 64  # factors of powers of two are matrices of up to this size
@@ -44,7 +44,7 @@ class Rotation:
     orders: tuple[int, ...]
     signs: tuple[int, ...] | None = None
 
-    def apply(self, x: Array) -> Array:
+    def apply(self, x: Array) -> Same:
         """``x`` [.., size] times the matrix, as float of the type of ``x``."""
         if x.shape[-1] != self.size:
             raise ConfigError(f"a rotation of size {self.size} does not fit vectors of {x.shape[-1]}")
@@ -62,7 +62,7 @@ class Rotation:
         """The matrix, float64; ``apply(x)`` is ``x @ matrix()``."""
         return self.apply(np.eye(self.size))
 
-    def apply_transposed(self, x: Array) -> Array:
+    def apply_transposed(self, x: Array) -> Same:
         """``x`` [.., size] times the transposed matrix: what undoes ``apply``."""
         if not self.orders:
             x = x @ like(random_orthogonal(self.size).T, x)
@@ -75,12 +75,12 @@ class Rotation:
         return x if self.signs is None else x * like(np.array(self.signs, np.float64), x)
 
 
-def like(matrix: np.ndarray, x: Array) -> Array:
+def like(matrix: np.ndarray, x: Array) -> Same:
     """``matrix`` in the library, the type and on the device of ``x``."""
     return as_parameter(matrix, x).to(x.dtype) if is_torch(x) else matrix.astype(x.dtype)
 
 
-def along(x: Array, matrix: Array, axis: int) -> Array:
+def along(x: Array, matrix: Array, axis: int) -> Same:
     """``x`` with the vectors along ``axis`` multiplied by ``matrix`` from the right."""
     xp = namespace(x)
     if axis == x.ndim - 1:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quark.numerics.array import Array, as_parameter, cast, float32, namespace
+from quark.numerics.array import Array, Same, as_parameter, cast, float32, namespace
 from quark.numerics.elements import Element
 from quark.numerics.rounding import half_even
 
@@ -21,8 +21,8 @@ TINY = 1e-8
 class HQQParameters(NamedTuple):
     """Scale and zero point per row of tiles; float32."""
 
-    scale: Array
-    zero: Array
+    scale: Same
+    zero: Same
 
 
 class Descent(NamedTuple):
@@ -78,7 +78,7 @@ def hqq(
     return HQQParameters(best.scale.reshape(-1), best.zero.reshape(-1))
 
 
-def slope_of(values: Array, codes: Array, middle: Array) -> Array:
+def slope_of(values: Same, codes: Same, middle: Same) -> Same:
     """The least-squares scale of ``values`` over codes counted from ``middle``, [groups, 1]; 0 where every code is
     ``middle``."""
     centred = codes - middle
@@ -86,19 +86,19 @@ def slope_of(values: Array, codes: Array, middle: Array) -> Array:
     return (values * centred).sum(-1, keepdims=True) / namespace(codes).where(spread > 0, spread, 1 + 0 * spread)
 
 
-def round_codes(w: Array, s: Array, z: Array, format: Element) -> Array:
+def round_codes(w: Array, s: Array, z: Array, format: Element) -> Same:
     """The codes nearest to ``w``, as float32."""
     return namespace(w).clip(half_even(w / s + z), format.min, format.max)
 
 
-def shrink(x: Array, beta: float, p: float) -> Array:
+def shrink(x: Array, beta: float, p: float) -> Same:
     """The proximal step of |x|_p: sign(x) max(|x| - |x|^(p-1) / beta, 0)."""
     xp = namespace(x)
     size = xp.abs(x)
     return xp.sign(x) * xp.clip(size - xp.clip(size, TINY, None) ** (p - 1) / beta, 0, None)
 
 
-def error(w: Array, parameters: HQQParameters, format: Element, p: float) -> Array:
+def error(w: Array, parameters: HQQParameters, format: Element, p: float) -> Same:
     """sum |w - s (q - z)|^p per row, [groups, 1]."""
     s, z = parameters
     return cast(namespace(w).abs(w - s * (round_codes(w, s, z, format) - z)) ** p, "float32").sum(-1, keepdims=True)

@@ -16,7 +16,7 @@ import numpy as np
 from quark.algorithms.columns import Columns, contiguous
 from quark.algorithms.gptaq import solve_upper, transposed_solve
 from quark.algorithms.gptq import Feedback, ordering, permuted, round_columns, unit_diagonal, upper_factor
-from quark.numerics.array import Array, as_parameter, float32, namespace
+from quark.numerics.array import Array, Same, as_parameter, float32, namespace
 
 POWER_STEPS = 30  # iterations for the largest eigenvalue
 
@@ -29,7 +29,7 @@ def qronos(
     block_size: int = 128,
     alpha: float = 1e-3,
     act_order: bool = True,
-) -> Array:
+) -> Same:
     """The matrix on the grid; float32 [rows, columns].
 
     Args:
@@ -52,7 +52,7 @@ def qronos(
     return round_columns(contiguous(wanted.T), Feedback(order, unit_diagonal(factor)), grid, block_size)
 
 
-def corrected(columns: Array, h: Array, g: Array, factor: Array, added: float, grid: Columns) -> Array:
+def corrected(columns: Array, h: Array, g: Array, factor: Array, added: float, grid: Columns) -> Same:
     """The columns [n, rows] that are to be rounded: the first is on its ``grid`` already."""
     xp = namespace(columns)
     whole = g.T @ columns  # (W G)^T

@@ -8,12 +8,12 @@ free where it goes into what produces x (a norm, the rows of a linear layer).
 
 from __future__ import annotations
 
-from quark.numerics.array import Array, float32, namespace
+from quark.numerics.array import Array, Same, float32, namespace
 
 SMALLEST_WEIGHT = 1e-5  # what a channel of zero weights counts as
 
 
-def smoothing_scales(activation_max: Array, weight_max: Array, alpha: float, smallest: float = 1e-3) -> Array:
+def smoothing_scales(activation_max: Array, weight_max: Array, alpha: float, smallest: float = 1e-3) -> Same:
     """s per channel.
 
     Args:
@@ -28,7 +28,7 @@ def smoothing_scales(activation_max: Array, weight_max: Array, alpha: float, sma
     return xp.where(x > 0, s, xp.ones_like(s))
 
 
-def shared_channels(values: Array, channels: Array, count: int) -> Array:
+def shared_channels(values: Array, channels: Array, count: int) -> Same:
     """The largest of the values (positive, [n]) that share a channel, per channel; 1 for channels without values.
 
     With grouped queries several input channels of an output projection read one channel of the value projection, and

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quark.measure.score import WORTH
-from quark.numerics.array import Array, as_parameter, float32, is_torch, namespace
+from quark.numerics.array import Array, Same, as_parameter, float32, is_torch, namespace
 
 EXTRA = 8  # directions beyond the rank, for speed of convergence
 STEPS = 4
@@ -27,12 +27,12 @@ ALPHAS = tuple(k / 20 for k in range(1, 20))  # exponents of the smoothing that 
 class LowRankSplit(NamedTuple):
     """A weight as a sum: down [r, columns], up [rows, r], residual [rows, columns]; float32."""
 
-    down: Array
-    up: Array
-    residual: Array
+    down: Same
+    up: Same
+    residual: Same
 
 
-def smoothing(activation_max: Array, weight_max: Array, alpha: float) -> Array:
+def smoothing(activation_max: Array, weight_max: Array, alpha: float) -> Same:
     """s per channel: activation_max^alpha / weight_max^(1 - alpha), within 1e-5 .. 1e5; 1 where nothing was seen."""
     xp = namespace(activation_max)
     s = float32(activation_max) ** alpha / xp.clip(float32(weight_max), SMALLEST, None) ** (1 - alpha)
@@ -50,9 +50,9 @@ def best_split(
     largest: Array,
     alphas: Iterable[float],
     rank: int,
-    error: Callable[[Array, list[LowRankSplit]], float],
+    error: Callable[[Same, list[LowRankSplit]], float],
     without: float,
-) -> tuple[Array, list[LowRankSplit]] | None:
+) -> tuple[Same, list[LowRankSplit]] | None:
     """The smoothing, and the splits of the layers that read one tensor, that leave the least error; None: not worth it.
 
     Args:

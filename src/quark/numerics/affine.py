@@ -13,7 +13,7 @@ import numpy as np
 
 from quark.dataclass import dataclass
 from quark.errors import DataError
-from quark.numerics.array import Array, as_array, as_parameter, cast, float32, has_nan, namespace
+from quark.numerics.array import Array, Operand, Same, as_array, as_parameter, cast, float32, has_nan, namespace
 from quark.numerics.blocks import Block
 from quark.numerics.chunks import blockwise, like_input
 from quark.numerics.elements import Element
@@ -42,7 +42,7 @@ class Grid:
     narrow: bool = True
     scale_rule: str = "float32"
 
-    def parameters(self, lo: Array, hi: Array) -> tuple[Array, Array]:
+    def parameters(self, lo: Operand, hi: Operand) -> tuple[Same, Same]:
         """Scale (float32) and zero point (int32; int64 for uint32) that map [lo, hi] onto the codes.
 
         0 is forced into the range; bounds beyond half of the largest float32 are clipped there; an all-zero range, or
@@ -82,8 +82,14 @@ class Grid:
         return rule.snap(scale)
 
     def fake_quantize(
-        self, x: Array, scale: Array, zero_point: Array, granularity: Granularity, rounding: Rounding, narrow: bool
-    ) -> Array:
+        self,
+        x: Array,
+        scale: Operand | None,
+        zero_point: Operand | None,
+        granularity: Granularity,
+        rounding: Rounding,
+        narrow: bool,
+    ) -> Same:
         """``fake_quantize``, as kernels do it: under some scale rules they round products to FP8 again."""
         if SCALE_RULES[self.scale_rule].parts is None:
             return fake_quantize(x, scale, zero_point, self.format, granularity, rounding, narrow)
@@ -92,7 +98,7 @@ class Grid:
         return like_input(made, as_array(x))
 
 
-def bounds(lo: Array, hi: Array) -> tuple[np.ndarray, np.ndarray]:
+def bounds(lo: Operand, hi: Operand) -> tuple[np.ndarray, np.ndarray]:
     """``lo`` and ``hi`` as finite float64 arrays around 0 whose difference a float32 can hold."""
     lo, hi = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
     if lo.shape != hi.shape:
@@ -111,13 +117,13 @@ def summary(values: np.ndarray) -> str:
 
 def quantize(
     x: Array,
-    scale: Array,
-    zero_point: Array,
+    scale: Operand | None,
+    zero_point: Operand | None,
     format: Format,
     granularity: Granularity = Tensor(),  # noqa: B008 (a frozen value)
     rounding: Rounding = "half_even",
     narrow: bool = False,
-) -> Array:
+) -> Same:
     """The codes of ``x``.
 
     Args:
@@ -151,13 +157,13 @@ def quantize(
 
 
 def dequantize(
-    codes: Array,
-    scale: Array,
-    zero_point: Array,
+    codes: Same,
+    scale: Operand | None,
+    zero_point: Operand | None,
     format: Format,
     granularity: Granularity = Tensor(),  # noqa: B008 (a frozen value)
     scale_rule: str = "float32",
-) -> Array:
+) -> Same:
     """``(codes - zero_point) * scale`` as float32.
 
     Args:
@@ -188,13 +194,13 @@ def dequantize(
 
 def fake_quantize(
     x: Array,
-    scale: Array,
-    zero_point: Array,
+    scale: Operand | None,
+    zero_point: Operand | None,
     format: Format,
     granularity: Granularity = Tensor(),  # noqa: B008 (a frozen value)
     rounding: Rounding = "half_even",
     narrow: bool = False,
-) -> Array:
+) -> Same:
     """``dequantize(quantize(x))`` without the codes, in the type of ``x``; NaN stays NaN. Arguments of ``quantize``."""
 
     if isinstance(format, Block):
@@ -214,6 +220,6 @@ def axis_of(granularity: Granularity) -> int:
     return granularity.axis if isinstance(granularity, Group | Channel) else -1
 
 
-def operands(x: Array, scale: Array, zero_point: Array, format: Format) -> tuple[Array, Array]:
+def operands(x: Array, scale: Operand | None, zero_point: Operand | None, format: Format) -> tuple[Same, Same]:
     """Scale and zero point beside ``x``, in the types of the arithmetic."""
     return cast(as_parameter(scale, x), "float32"), cast(as_parameter(zero_point, x), format.work_dtype)

@@ -10,11 +10,23 @@ Not handled: complex and string arrays, tensors on the meta device.
 from __future__ import annotations
 
 import sys
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-Array: TypeAlias = Any  # numpy.ndarray or torch.Tensor: one source, so one name
+#: What comes of arrays: an array of their library, whose own methods are there.
+Same: TypeAlias = Any
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import TypeIs
+
+    #: What is computed with.
+    Array: TypeAlias = np.ndarray | torch.Tensor
+    #: An array, or a number for all of its elements.
+    Operand: TypeAlias = Array | float | np.number
+else:  # torch is not imported for its name
+    Array = Operand = Any
 
 SIGN = -0x80000000  # the sign bit of a float32, as int32
 INFINITY = 0x7F800000  # the exponent field of a float32, all ones: the bits of +inf
@@ -22,7 +34,7 @@ CLIP_SIZE = 1 << 12  # elements from which NumPy's clip, one pass but much ado, 
 MAGNITUDE = 0x7FFFFFFF  # everything but the sign
 
 
-def is_torch(x: Any) -> bool:
+def is_torch(x: Any) -> TypeIs[torch.Tensor]:
     """Whether ``x`` is a torch tensor (false, without importing torch, when torch is not loaded)."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
@@ -33,36 +45,36 @@ def namespace(x: Any) -> Any:
     return sys.modules["torch"] if is_torch(x) else np
 
 
-def as_array(x: Any) -> Array:
+def as_array(x: Any) -> Same:
     """``x`` itself (a tensor without its gradient) when it is an array; numbers, lists, NumPy scalars as an array."""
     return x.detach() if is_torch(x) else np.asarray(x)
 
 
-def as_parameter(value: Any, x: Array) -> Array:
-    """A scale or zero point as an array of the library and the device of ``x``."""
+def as_parameter(value: Any, x: Array | None) -> Same:
+    """A scale or zero point as an array of the library and the device of ``x``; None: of NumPy."""
     if not is_torch(x):
         return np.asarray(value)
     return value.detach().to(x.device) if is_torch(value) else sys.modules["torch"].as_tensor(value, device=x.device)
 
 
-def cast(x: Array, dtype: str) -> Array:
+def cast(x: Array, dtype: str) -> Same:
     """``x`` in the type that both libraries call ``dtype``; no copy when it has that type."""
     return x.to(getattr(sys.modules["torch"], dtype)) if is_torch(x) else x.astype(dtype, copy=False)
 
 
-def float32(x: Array) -> Array:
+def float32(x: Array) -> Same:
     """``x`` as float32 (float64 is rounded, the 16-bit types are exact)."""
     return cast(x, "float32")
 
 
-def cast_like(y: Array, x: Array) -> Array:
+def cast_like(y: Same, x: Array) -> Same:
     """``y`` in the type of ``x``; integers and booleans, which cannot hold ``y``, stay float32."""
     if is_torch(x):
         return y.to(x.dtype) if x.dtype.is_floating_point else y
     return y if x.dtype.kind in "iub" else y.astype(x.dtype, copy=False)
 
 
-def empty(shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+def empty(shape: tuple[int, ...], dtype: str, like: Array) -> Same:
     """An uninitialized array of ``shape`` in the library and on the device of ``like``."""
     if not is_torch(like):
         return np.empty(shape, dtype)
@@ -80,7 +92,7 @@ def shares_memory(x: Array) -> bool:
     return type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout == torch.strided and x.device.type == "cpu"
 
 
-def shared(x: Array) -> Array:
+def shared(x: Same) -> Same:
     """``x``, to be read or filled, as the array that the arithmetic works on.
 
     A tensor on the CPU becomes the NumPy array in the same memory (16-bit floats, to be read: in float32), whose
@@ -92,24 +104,24 @@ def shared(x: Array) -> Array:
     return (x.float() if x.dtype in (torch.bfloat16, torch.float16) else x.detach()).numpy()
 
 
-def arange(start: int, stop: int, like: Array) -> Array:
+def arange(start: int, stop: int, like: Array) -> Same:
     """int64 start..stop-1 in the library and on the device of ``like``."""
     if is_torch(like):
         return sys.modules["torch"].arange(start, stop, device=like.device)
     return np.arange(start, stop, dtype=np.int64)
 
 
-def to_bits(x: Array) -> Array:
+def to_bits(x: Array) -> Same:
     """The bits of float32 ``x`` as int32, sharing its memory."""
     return x.view(namespace(x).int32)
 
 
-def from_bits(bits: Array) -> Array:
+def from_bits(bits: Array) -> Same:
     """The float32 whose bits are the int32 ``bits``, sharing their memory."""
     return bits.view(namespace(bits).float32)
 
 
-def chunk_size(x: Array) -> int:
+def chunk_size(x: Same) -> int:
     """Elements to work on at a time: temporaries stay in the cache, torch stays in one thread, a GPU takes all."""
     if on_gpu(x):
         return max(x.numel(), 1)
@@ -118,7 +130,7 @@ def chunk_size(x: Array) -> int:
     return 1 << 16
 
 
-def clip(x: Array, lo: Array, hi: Array) -> Array:
+def clip(x: Array, lo: Operand, hi: Operand) -> Same:
     """``x`` limited to [lo, hi], which may be numbers or arrays; NaN stays NaN."""
     if is_torch(lo):  # torch's own clip is not vectorised for bounds that are tensors
         torch = sys.modules["torch"]
@@ -136,7 +148,7 @@ def has_nan(x: Array) -> bool:
     return bool(np.isnan(np.min(x, initial=0.0)))
 
 
-def pow2(exponent: Array) -> Array:
+def pow2(exponent: Array) -> Same:
     """2.0**exponent as float32, exactly, for int32 exponents -149..128 (below: 0; 128: infinity)."""
     xp = namespace(exponent)
     normal = (exponent + 127) << 23
@@ -150,7 +162,7 @@ def on_gpu(x: Array) -> bool:
     return is_torch(x) and x.device.type != "cpu"
 
 
-def maybe(mask: Array) -> bool:
+def maybe(mask: Same) -> bool:
     """Whether any element of ``mask`` is set; on a GPU, where asking would wait for the device, always true."""
     return on_gpu(mask) or bool(mask.any())
 
@@ -160,7 +172,7 @@ def reaches(x: Array, limit: int) -> bool:
     return on_gpu(x) or bool((x >= limit).any())
 
 
-def block_max(x: Array, axis: int) -> Array:
+def block_max(x: Array, axis: int) -> Same:
     """The maximum along ``axis``, which stays with length 1."""
     if is_torch(x):
         return x.amax(dim=axis, keepdim=True)
@@ -171,14 +183,14 @@ def block_max(x: Array, axis: int) -> Array:
     return x.max(axis=-1, keepdims=True)
 
 
-def spread(parameter: Array, shape: tuple[int, ...]) -> Array:
+def spread(parameter: Array, shape: tuple[int, ...]) -> Same:
     """``parameter``, which broadcasts to ``shape``, written out along a short last axis (NumPy loops over those)."""
     if is_torch(parameter) or parameter.shape[-1] != 1 or not 1 < shape[-1] <= 64 or parameter.size == 1:
         return parameter
     return np.repeat(parameter, shape[-1], axis=-1)
 
 
-def repeat(x: Array, count: int, axis: int) -> Array:
+def repeat(x: Array, count: int, axis: int) -> Same:
     """Every element of ``x`` ``count`` times in a row along ``axis``."""
     if is_torch(x):
         return x.repeat_interleave(count, dim=axis)
@@ -190,6 +202,6 @@ def repeat(x: Array, count: int, axis: int) -> Array:
     return out.reshape((*x.shape[:axis], x.shape[axis] * count, *x.shape[axis + 1 :]))
 
 
-def permute(x: Array, order: tuple[int, ...]) -> Array:
+def permute(x: Array, order: tuple[int, ...]) -> Same:
     """``x`` with its axes in ``order``, as a view."""
     return x.permute(order) if is_torch(x) else x.transpose(order)

@@ -28,6 +28,8 @@ from quark.numerics.array import (
     INFINITY,
     MAGNITUDE,
     Array,
+    Operand,
+    Same,
     as_array,
     as_parameter,
     block_max,
@@ -65,9 +67,9 @@ class Encoded(NamedTuple):
         shift: how far each sub-block lowers the exponent (uint8), or None for one-level formats.
     """
 
-    codes: Array
-    scale: Array
-    shift: Array | None
+    codes: Same
+    scale: Same
+    shift: Same | None
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,8 @@ class Block:
         return self.max
 
     def round(
-        self, x: Array, axis: int = -1, rounding: Rounding = "half_even", tensor_scale: Array | None = None
-    ) -> Array:
+        self, x: Array, axis: int = -1, rounding: Rounding = "half_even", tensor_scale: Operand | None = None
+    ) -> Same:
         """``x`` quantized and dequantized, in the type of ``x``.
 
         Args:
@@ -163,7 +165,7 @@ class Block:
         return like_input(out.reshape(tuple(as_array(x).shape)), x)
 
     def encode(
-        self, x: Array, axis: int = -1, rounding: Rounding = "half_even", tensor_scale: Array | None = None
+        self, x: Array, axis: int = -1, rounding: Rounding = "half_even", tensor_scale: Operand | None = None
     ) -> Encoded:
         """``x`` as codes of elements, scales and shifts; arguments as in ``round``.
 
@@ -189,7 +191,7 @@ class Block:
         shift = None if out.shift is None else out.shift.reshape(Group(axis, self.sub_block).grid(shape))
         return Encoded(out.codes.reshape(shape), scale, shift)
 
-    def decode(self, encoded: Encoded, axis: int = -1, tensor_scale: Array | None = None) -> Array:
+    def decode(self, encoded: Encoded, axis: int = -1, tensor_scale: Operand | None = None) -> Same:
         """float32 values of ``encoded``; ``axis`` and ``tensor_scale`` as they were encoded with."""
         shape = tuple(encoded.codes.shape)
         with quiet():
@@ -201,7 +203,7 @@ class Block:
                 step = step * pow2(-Group(axis, self.sub_block).expand(cast(encoded.shift, "int32"), shape))
             return float32(self.element.decode(encoded.codes)) * step
 
-    def steps(self, x: Array, axis: int = -1, tensor_scale: Array | None = None) -> Array:
+    def steps(self, x: Array, axis: int = -1, tensor_scale: Operand | None = None) -> Same:
         """The value of the element 1 at each element of ``x``: what ``round`` divides by; float32 of the same shape."""
         array = folded(x, axis)
         above = self.above(array, tensor_scale)
@@ -219,7 +221,7 @@ class Block:
             raise ConfigError(f"{self.name}: block scales of rule {self.rule!r} have no 8-bit format")
         return storage
 
-    def above(self, x: Array, tensor_scale: Array | None) -> Array | None:
+    def above(self, x: Array, tensor_scale: Operand | None) -> Same:
         """The scale over all blocks: as given, or largest finite magnitude / ``max``; None for a one-scale format."""
         if not self.tensor_scale:
             return None
@@ -251,7 +253,7 @@ class Block:
         step = repeat(step, self.sub_block, BLOCK_AXIS)[:, :, : x.shape[BLOCK_AXIS]]
         return Levels(scale, shift, step, raw, special, maybe((amax > 0) & (amax < 32 << 23)))
 
-    def second_level(self, amax: Array, tops: Array) -> tuple[Array, Array]:
+    def second_level(self, amax: Array, tops: Array) -> tuple[Same, Same]:
         """Shifts and steps of the sub-blocks whose largest magnitudes have the bits ``tops``."""
         xp = namespace(tops)
         block = amax & INFINITY
@@ -259,12 +261,12 @@ class Block:
         own = xp.maximum(tops & INFINITY, spread(lowest, tuple(tops.shape)))
         return xp.clip(block - own, 0, INFINITY) >> 23, from_bits(own) * self.unit
 
-    def scale(self, amax: Array, above: Array | None) -> Array:
+    def scale(self, amax: Array, above: Array | None) -> Same:
         """The block scales for largest magnitudes ``amax``."""
         rule, largest = SCALE_RULES[self.rule], self.element.max * self.unit
         return rule.of(amax, largest if above is None else largest * above, self.element.rounding_bits)
 
-    def snap(self, x: Array, levels: Levels, rule: Rule) -> Array:
+    def snap(self, x: Same, levels: Levels, rule: Rule) -> Same:
         """Elements of float32 ``x``."""
         if levels.tiny:
             x = namespace(x).where(abs(x) < SMALLEST_NORMAL, 0 * x, x)
@@ -290,10 +292,10 @@ class Block:
 class Levels(NamedTuple):
     """What the blocks of a chunk share."""
 
-    scale: Array  # per block
-    shift: Array | None  # per sub-block
-    step: Array  # broadcasts to the elements
-    raw: Array  # bits of the largest magnitude, infinity and NaN included
+    scale: Same  # per block
+    shift: Same  # per sub-block
+    step: Same  # broadcasts to the elements
+    raw: Same  # bits of the largest magnitude, infinity and NaN included
     special: bool  # whether there may be an infinity or a NaN
     tiny: bool  # whether subnormal inputs, which count as 0, could give another code
 
@@ -305,7 +307,7 @@ class Run(NamedTuple):
     number: int
     length: int
 
-    def view(self, array: Array, every: int = 1) -> Array:
+    def view(self, array: Array, every: int = 1) -> Same:
         """That part of ``array``, one value per ``every`` elements, as [outer, number, length / every, ..]."""
         per_block = -(-self.length // every)
         begin = self.start // every
@@ -323,7 +325,7 @@ def walk(x: Array, size: int, rounding: Rounding) -> Iterator[tuple[Run, Index, 
             yield run, index, rule_of(rounding, None if noise is None else gathered(shared(run.view(noise)[index])))
 
 
-def gathered(part: Array) -> Array:
+def gathered(part: Array) -> Same:
     """Blocks [outer, blocks, elements, inner] as [1, 1, elements, all the rest] where NumPy would loop over few values.
 
     The 3x3 positions of a kernel are such an inner axis: half of the time goes into starting loops of nine.
@@ -333,7 +335,7 @@ def gathered(part: Array) -> Array:
     return np.ascontiguousarray(part.transpose(2, 0, 1, 3)).reshape((1, 1, part.shape[2], -1))
 
 
-def scatter(values: Array, target: Array) -> None:
+def scatter(values: Same, target: Same) -> None:
     """``values``, computed from ``gathered`` blocks (or from ungathered ones), into the view ``target``."""
     if values is target:
         return
@@ -343,7 +345,7 @@ def scatter(values: Array, target: Array) -> None:
     target[...] = values
 
 
-def largest_finite(x: Array) -> Array:
+def largest_finite(x: Array) -> Same:
     """The largest finite magnitude of ``x`` (any shape; 0 of nothing), as a scalar beside it."""
     tops = [as_parameter(0.0, x)]
     for index in chunks(tuple(x.shape), chunk_size(x)) if len(x.reshape(-1)) else ():
@@ -356,7 +358,7 @@ def largest_finite(x: Array) -> Array:
     return max(tops) if len(tops) != 2 else tops[1]  # one chunk: nothing to compare, so a GPU need not be waited for
 
 
-def folded(x: Array, axis: int) -> Array:
+def folded(x: Array, axis: int) -> Same:
     """``x`` with ``axis`` as axis 1: [outer, n], or [outer, n, inner] where axes follow that are not all 1."""
     x = as_array(x)
     shape = tuple(x.shape) or (1,)
@@ -365,7 +367,7 @@ def folded(x: Array, axis: int) -> Array:
     return x.reshape((prod(shape[:axis]), shape[axis], *([inner] if inner != 1 else [])))
 
 
-def sub_max(sizes: Array, length: int) -> Array:
+def sub_max(sizes: Array, length: int) -> Same:
     """Maxima of runs of ``length`` elements (0: ``sizes`` itself) of [outer, blocks, elements, ..]."""
     if not length:
         return sizes

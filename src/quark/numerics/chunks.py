@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from quark.numerics.array import Array, as_array, cast_like, chunk_size, empty, shared, spread
+from quark.numerics.array import Array, Same, as_array, cast_like, chunk_size, empty, shared, spread
 from quark.numerics.granularity import Granularity, Piece, Tensor
 from quark.numerics.rounding import RULES, Rounding, Rule, noise_of, rule_of
 
@@ -40,7 +40,7 @@ def chunks(shape: tuple[int, ...], size: int, whole: int | None = None) -> Itera
             yield (*index[:axis], slice(start, start + step), *index[axis + 1 :])
 
 
-def take(x: Array, index: Index) -> Array:
+def take(x: Array, index: Index) -> Same:
     """``x[index]``, where axes of length 1 (which broadcast) are kept whole."""
     return x[tuple(slice(None) if n == 1 else part for n, part in zip(x.shape, index, strict=True))]
 
@@ -57,7 +57,7 @@ def blockwise(
     granularity: Granularity,
     rounding: Rounding,
     dtype: str,
-) -> Array:
+) -> Same:
     """``function(part of x, its parameters.., rule, out)`` over chunks of ``x``.
 
     Args:
@@ -88,7 +88,7 @@ def blockwise(
     return out
 
 
-def collapsed(grid: Array) -> Array:
+def collapsed(grid: Array) -> Same:
     """``grid`` (NumPy) as a single value of as many axes, where all are equal: that of symmetric zero points.
 
     An operation with one value takes a third to a sixth of the time of one that goes through an array.
@@ -102,7 +102,7 @@ def collapsed(grid: Array) -> Array:
 def _at_once(
     function: Callable[..., None],
     x: np.ndarray,
-    parameters: tuple[np.ndarray, ...],
+    parameters: tuple[Same, ...],
     piece: Piece,
     rule: Rule,
     dtype: str,
@@ -122,7 +122,7 @@ def pieces_of(granularity: Granularity, shape: tuple[int, ...]) -> tuple[Piece, 
     return (merge(pieces[0]),) if len(pieces) == 1 else pieces
 
 
-def elementwise(function: Callable[[Array, Rule], Array], x: Array, rounding: Rounding) -> Array:
+def elementwise(function: Callable[[Array, Rule], Same], x: Array, rounding: Rounding) -> Same:
     """``function(part of x, rule)`` over chunks of ``x``, as float32."""
 
     def fill(part: Array, rule: Rule, out: Array) -> None:
@@ -132,7 +132,7 @@ def elementwise(function: Callable[[Array, Rule], Array], x: Array, rounding: Ro
     return blockwise(fill, x.reshape(-1), (), Tensor(), rounding, "float32").reshape(tuple(x.shape))
 
 
-def like_input(y: Array, x: Array) -> Array:
+def like_input(y: Array, x: Array) -> Same:
     """``y`` in the floating type of ``x``; a NumPy scalar stays an array."""
     return cast_like(y, as_array(x))
 
@@ -151,12 +151,12 @@ def merge(piece: Piece) -> Piece:
     return piece._replace(shape=tuple(sizes), parameter_shape=tuple(shares))
 
 
-def view(array: Array, piece: Piece) -> Array:
+def view(array: Array, piece: Piece) -> Same:
     """The part of ``array`` that ``piece`` names, in its split shape, sharing memory."""
     return (array[piece.part] if piece.part else array).reshape(piece.shape)
 
 
-def view_parameter(array: Array, piece: Piece) -> Array:
+def view_parameter(array: Array, piece: Piece) -> Same:
     """The parameters of ``piece``, in the shape that broadcasts against it."""
     if isinstance(array, np.ndarray) and array.size == 1:
         return array.reshape((1,) * len(piece.parameter_shape))

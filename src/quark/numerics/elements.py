@@ -26,6 +26,8 @@ from quark.numerics.array import (
     MAGNITUDE,
     SIGN,
     Array,
+    Operand,
+    Same,
     as_array,
     cast,
     clip,
@@ -110,11 +112,11 @@ class Int:
             return self.max - self.min
         return (1 << self.bits - 1) - 1 if narrow else (self.max - self.min) / 2
 
-    def round(self, x: Array, rounding: Rounding = "half_even") -> Array:
+    def round(self, x: Array, rounding: Rounding = "half_even") -> Same:
         """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
         return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
 
-    def snap(self, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> Array:
+    def snap(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool = False) -> Same:
         """``clip(round(x) + zero_point) - zero_point`` in ``work_dtype``, never -0; ``x`` is float32 and is kept."""
         x = cast(x, self.work_dtype)
         placed = clip(x, self.min + narrow - zero_point, self.max - zero_point)
@@ -126,7 +128,7 @@ class Int:
         placed += 0.0
         return placed
 
-    def place(self, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> Array:
+    def place(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool = False) -> Same:
         """``snap`` rounded to float32.
 
         Half to even needs no float64 for that: x is an integer from 2**23 on, and no float32 lies between a bound and
@@ -139,7 +141,7 @@ class Int:
         placed += 0.0
         return placed
 
-    def put(self, out: Array, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> None:
+    def put(self, out: Same, x: Array, zero_point: Same, rule: Rule, narrow: bool = False) -> None:
         """The codes of float32 ``x`` (overwritten; no NaN) into ``out``.
 
         Once the magic number is added, the lowest bits of the float32 are the integer in two's complement.
@@ -153,11 +155,11 @@ class Int:
         if zero_point.any():
             np.add(out, zero_point.astype(self.code_dtype), out=out)
 
-    def encode(self, values: Array, zero_point: Array = 0) -> Array:
+    def encode(self, values: Same, zero_point: Operand = 0) -> Same:
         """Codes (``code_dtype``) of ``values`` that ``snap`` returned for the same zero point."""
         return cast(values + zero_point, self.code_dtype)
 
-    def decode(self, codes: Array, zero_point: Array = 0) -> Array:
+    def decode(self, codes: Array, zero_point: Operand = 0) -> Same:
         """``codes - zero_point`` in ``work_dtype``."""
         values = cast(codes, self.work_dtype)
         return values - zero_point
@@ -230,11 +232,11 @@ class Float:
         """What a range (symmetric: its half) is divided by to give the scale."""
         return self.max if symmetric else self.max - self.min
 
-    def round(self, x: Array, rounding: Rounding = "half_even") -> Array:
+    def round(self, x: Array, rounding: Rounding = "half_even") -> Same:
         """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
         return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
 
-    def snap(self, x: Array, zero_point: Array, rule: Rule, narrow: bool | None = None) -> Array:
+    def snap(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool | None = None) -> Same:
         """float32 ``x`` (kept) on the grid; the sign of zero stays. ``zero_point`` and ``narrow`` mean nothing here."""
         xp = namespace(x)
         wide = self.exponent_bits == 8  # the range of float32: nothing is beyond, and the adder would overflow
@@ -251,7 +253,7 @@ class Float:
 
     place = snap
 
-    def by_adder(self, x: Array) -> Array:
+    def by_adder(self, x: Array) -> Same:
         """Half to even: 1.5 * 2**(exponent + 23 - m) added and taken away again. ``x`` is overwritten."""
         bits = to_bits(x)
         magic = bits & INFINITY
@@ -264,7 +266,7 @@ class Float:
         signed |= bits
         return rounded
 
-    def upper_bits(self, x: Array) -> Array:
+    def upper_bits(self, x: Array) -> Same:
         """Half to even in the bits, for the exponent range of float32, where ``by_adder`` would overflow."""
         drop = 23 - self.mantissa_bits
         bits = to_bits(x)
@@ -276,7 +278,7 @@ class Float:
         rounded = from_bits(rounded)
         return namespace(x).where(x == x, rounded, x) if maybe(x != x) else rounded
 
-    def by_step(self, x: Array, rule: Rule) -> Array:
+    def by_step(self, x: Array, rule: Rule) -> Same:
         """Any rounding: ``rule(x / step) * step`` with the sign of ``x``."""
         xp = namespace(x)
         exponent = (to_bits(x) & INFINITY) >> 23
@@ -288,7 +290,7 @@ class Float:
         signed |= to_bits(x) & SIGN
         return rounded
 
-    def overflow(self, x: Array) -> Array:
+    def overflow(self, x: Array) -> Same:
         """Infinity (NaN without infinity), with the sign of ``x``, in the place of values beyond ``max``."""
         xp = namespace(x)
         beyond = xp.abs(x) > self.max
@@ -297,11 +299,11 @@ class Float:
         special = (to_bits(x) & SIGN) | (INFINITY if self.has_infinity else QUIET_NAN)
         return xp.where(beyond, from_bits(special), x)
 
-    def put(self, out: Array, x: Array, zero_point: Array, rule: Rule, narrow: bool | None = None) -> None:
+    def put(self, out: Same, x: Array, zero_point: Same, rule: Rule, narrow: bool | None = None) -> None:
         """The codes of float32 ``x`` into ``out``."""
         out[...] = self.encode(self.snap(x, zero_point, rule, narrow))
 
-    def encode(self, values: Array, zero_point: Array | None = None) -> Array:
+    def encode(self, values: Array, zero_point: Operand | None = None) -> Same:
         """Codes (``code_dtype``) of float32 ``values`` on the grid; infinity and NaN where the format has them.
 
         The bits of a normal value are its code, but for the bias. A subnormal one becomes normal when 2**emin, the
@@ -336,7 +338,7 @@ class Float:
             return self.infinity_code | 1 << self.mantissa_bits - 1
         return (1 << self.exponent_bits + self.mantissa_bits) - 1
 
-    def decode(self, codes: Array, zero_point: Array | None = None) -> Array:
+    def decode(self, codes: Array, zero_point: Operand | None = None) -> Same:
         """float32 values of ``codes``."""
         xp = namespace(codes)
         codes = cast(codes, "int32")
@@ -382,11 +384,11 @@ class Power:
         """The largest value."""
         return self.max
 
-    def round(self, x: Array, rounding: Rounding = "half_even") -> Array:
+    def round(self, x: Array, rounding: Rounding = "half_even") -> Same:
         """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
         return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
 
-    def snap(self, x: Array, zero_point: Array, rule: Rule, narrow: bool | None = None) -> Array:
+    def snap(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool | None = None) -> Same:
         """float32 ``x`` as powers of two; values at or beyond 1.5 * 2**127 become NaN under the nearest roundings."""
         xp = namespace(x)
         exponent = xp.clip(to_bits(x) >> 23, 0, 254) - 127
@@ -397,16 +399,16 @@ class Power:
 
     place = snap
 
-    def put(self, out: Array, x: Array, zero_point: Array, rule: Rule, narrow: bool | None = None) -> None:
+    def put(self, out: Same, x: Array, zero_point: Same, rule: Rule, narrow: bool | None = None) -> None:
         """The codes of float32 ``x`` into ``out``."""
         out[...] = self.encode(self.snap(x, zero_point, rule, narrow))
 
-    def encode(self, values: Array, zero_point: Array | None = None) -> Array:
+    def encode(self, values: Array, zero_point: Operand | None = None) -> Same:
         """Biased exponents, 255 for NaN."""
         bits = to_bits(values)
         return cast((bits & INFINITY) >> 23, "uint8")
 
-    def decode(self, codes: Array, zero_point: Array | None = None) -> Array:
+    def decode(self, codes: Array, zero_point: Operand | None = None) -> Same:
         """float32 values of ``codes``."""
         exponent = cast(codes, "int32") - 127
         return cast(namespace(exponent).where(exponent < 128, pow2(exponent), nan), "float32")

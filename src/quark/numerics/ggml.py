@@ -18,7 +18,7 @@ import numpy as np
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.numerics import ggml_bytes
-from quark.numerics.array import Array, as_array, as_parameter, float32, is_torch
+from quark.numerics.array import Array, Operand, Same, as_array, as_parameter, float32, is_torch
 from quark.numerics.blocks import Block
 from quark.numerics.chunks import like_input
 from quark.numerics.elements import Int
@@ -84,9 +84,9 @@ class Ggml(Block):
         x: Array,
         axis: int = -1,
         rounding: Rounding = "half_even",
-        tensor_scale: Array | None = None,
+        tensor_scale: Operand | None = None,
         importance: np.ndarray | None = None,
-    ) -> Array:
+    ) -> Same:
         """``x`` quantized and dequantized, in the type of ``x``; whole, where float16 has not its scales."""
         values = self.rows(x, axis)
         return x if not self.held(values) else like_input(as_parameter(self.values(values, importance), as_array(x)), x)

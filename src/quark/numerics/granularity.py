@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
-from quark.numerics.array import Array, namespace, permute, repeat
+from quark.numerics.array import Array, Same, is_torch, namespace, permute, repeat
 
 Shape: TypeAlias = tuple[int, ...]
 WHOLE = 1 << 62  # a group longer than any axis
@@ -48,7 +48,7 @@ class Granularity:
         """Number of blocks on each axis of a tensor of ``shape``."""
         return tuple(-(-n // b) for n, b in zip(shape, self.blocks(shape), strict=True))
 
-    def tile(self, x: Array) -> Array:
+    def tile(self, x: Array) -> Same:
         """``x`` as [*parameter_shape, n], one row of n elements per parameter; short blocks are padded with 0."""
         shape = tuple(x.shape)
         grid, blocks = self.grid(shape), self.blocks(shape)
@@ -57,14 +57,14 @@ class Granularity:
         padded = pad(x, tuple(g * b for g, b in zip(grid, blocks, strict=True)))
         return permute(padded.reshape(split), order).reshape((*self.parameter_shape(shape), prod(blocks)))
 
-    def elements(self, x: Array) -> list[Array]:
+    def elements(self, x: Array) -> list[Same]:
         """The elements of each parameter, [n]; those of a short last block alone, without padding."""
         tiled = self.tile(x)
         count = prod(tiled.shape[:-1])
         there = self.tile(namespace(x).ones_like(x)).reshape((count, -1)) > 0
         return [row[part] for row, part in zip(tiled.reshape((count, -1)), there, strict=True)]
 
-    def expand(self, parameter: Array, shape: Shape) -> Array:
+    def expand(self, parameter: Same, shape: Shape) -> Same:
         """``parameter`` (of ``parameter_shape``) broadcast to one value per element of a tensor of ``shape``."""
         grid = parameter.reshape(self.grid(shape))
         for axis, (count, block) in enumerate(zip(grid.shape, self.blocks(shape), strict=True)):
@@ -106,12 +106,11 @@ def spans_of(length: int, block: int) -> list[Span]:
     return spans
 
 
-def pad(x: Array, shape: Shape) -> Array:
+def pad(x: Array, shape: Shape) -> Same:
     """``x`` with zeros appended on each axis up to ``shape``; ``x`` itself when nothing is missing."""
     if tuple(x.shape) == shape:
         return x
-    xp = namespace(x)
-    padded = xp.zeros_like(x, shape=shape) if xp.__name__ == "numpy" else x.new_zeros(shape)
+    padded: Same = x.new_zeros(shape) if is_torch(x) else namespace(x).zeros_like(x, shape=shape)
     padded[tuple(slice(0, n) for n in x.shape)] = x
     return padded
 

@@ -19,7 +19,7 @@ from math import lcm
 import numpy as np
 
 from quark.errors import ConfigError, check_name
-from quark.numerics.array import Array, as_array, cast, empty, is_torch, namespace, shared, shares_memory
+from quark.numerics.array import Array, Same, as_array, cast, empty, is_torch, namespace, shared, shares_memory
 from quark.numerics.granularity import pad
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -31,7 +31,7 @@ def halves(count: int) -> tuple[int, ...]:
     return tuple(j // 2 + (count // 2) * (j % 2) for j in range(count))
 
 
-def pack(codes: Array, bits: int, first: str = "low", order: tuple[int, ...] | None = None, word: int = 1) -> Array:
+def pack(codes: Array, bits: int, first: str = "low", order: tuple[int, ...] | None = None, word: int = 1) -> Same:
     """``codes`` [.., n] as bytes [.., ceil(n * bits / 8)], each row filled up to whole words.
 
     Args:
@@ -65,7 +65,7 @@ def pack(codes: Array, bits: int, first: str = "low", order: tuple[int, ...] | N
     return out if order is not None else out[..., :kept]
 
 
-def packed_by_eight(codes: Array, bits: int, order: tuple[int, ...] | None, word: int) -> Array | None:
+def packed_by_eight(codes: Array, bits: int, order: tuple[int, ...] | None, word: int) -> Same | None:
     """What ``pack`` makes of rows of whole words on the CPU, eight codes per operation; None: the codes are others.
 
     Eight bytes are an int64 whose fields move together in three steps; a few rows at a time, so that what is computed
@@ -126,7 +126,7 @@ def joined(words: np.ndarray) -> np.ndarray:
 
 def unpack(
     packed: Array, bits: int, count: int, first: str = "low", order: tuple[int, ...] | None = None, signed: bool = False
-) -> Array:
+) -> Same:
     """The ``count`` codes per row that ``pack`` was given, as int8 (``signed``) or uint8.
 
     Args:
@@ -175,7 +175,7 @@ def position(k: int, count: int, width: int, first: str) -> int:
     return width * (k if first == "low" else count - 1 - k)
 
 
-def permuted(codes: Array, order: tuple[int, ...] | None) -> Array:
+def permuted(codes: Array, order: tuple[int, ...] | None) -> Same:
     """Every run of ``len(order)`` codes of a row in ``order``."""
     if order is None:
         return codes
@@ -188,7 +188,7 @@ def inverse(order: tuple[int, ...] | None) -> tuple[int, ...] | None:
     return None if order is None else tuple(order.index(k) for k in range(len(order)))
 
 
-def sign_extended(codes: Array, bits: int) -> Array:
+def sign_extended(codes: Array, bits: int) -> Same:
     """uint8 ``codes`` of ``bits`` bits in two's complement as int8."""
     half = 1 << bits - 1
     return cast((cast(codes, "int16") ^ half) - half, "int8")

@@ -25,9 +25,9 @@ import numpy as np
 
 from quark.dataclass import dataclass
 from quark.errors import check_name
-from quark.numerics.array import Array, arange, cast, chunk_size, empty, namespace
+from quark.numerics.array import Array, Same, arange, cast, chunk_size, empty, namespace
 
-Rule: TypeAlias = Callable[[Array], Array]  # float values (may be overwritten) -> integers as floats
+Rule: TypeAlias = Callable[[Array], Same]  # float values (may be overwritten) -> integers as floats
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Stochastic:
 Rounding: TypeAlias = str | Stochastic
 
 
-def half_even(x: Array) -> Array:
+def half_even(x: Array) -> Same:
     """The nearest integers, ties to even; in place."""
     return namespace(x).round(x, out=x)
 
 
-def half_away(x: Array) -> Array:
+def half_away(x: Array) -> Same:
     """The nearest integers, ties away from zero."""
     xp = namespace(x)
     whole = xp.trunc(x)
@@ -59,24 +59,24 @@ def half_away(x: Array) -> Array:
     return whole
 
 
-def half_up(x: Array) -> Array:
+def half_up(x: Array) -> Same:
     """The nearest integers, ties towards +infinity."""
     whole = namespace(x).floor(x)
     whole += cast(x - whole >= 0.5, "float32")
     return whole
 
 
-def floor(x: Array) -> Array:
+def floor(x: Array) -> Same:
     """The next integers towards -infinity; in place."""
     return namespace(x).floor(x, out=x)
 
 
-def toward_zero(x: Array) -> Array:
+def toward_zero(x: Array) -> Same:
     """The next integers towards zero; in place."""
     return namespace(x).trunc(x, out=x)
 
 
-def dither(x: Array, noise: Array) -> Array:
+def dither(x: Array, noise: Array) -> Same:
     """One of the two integers around x: the upper one where ``noise`` (0 <= noise < 1) is below the fraction."""
     whole = namespace(x).floor(x)
     whole += cast(noise < x - whole, "float32")
@@ -94,7 +94,7 @@ NEAREST = ("half_even", "half_away", "half_up")
 ROUNDINGS: tuple[str, ...] = (*RULES, "stochastic")
 
 
-def noise_of(rounding: Rounding, shape: tuple[int, ...], like: Array) -> Array | None:
+def noise_of(rounding: Rounding, shape: tuple[int, ...], like: Array) -> Same | None:
     """The noise that ``rounding`` needs for a tensor of ``shape`` (float32, on the device of ``like``), or None.
 
     Raises:
@@ -111,7 +111,7 @@ def rule_of(rounding: Rounding, noise: Array | None) -> Rule:
     return partial(dither, noise=noise) if noise is not None else RULES[str(rounding)]
 
 
-def uniform(seed: int, shape: tuple[int, ...], like: Array) -> Array:
+def uniform(seed: int, shape: tuple[int, ...], like: Array) -> Same:
     """Multiples of 2**-24 in [0, 1), one per element in C order, on the device of ``like``."""
     count = prod(shape)
     out = empty((count,), "float32", like)
@@ -125,14 +125,14 @@ def uniform(seed: int, shape: tuple[int, ...], like: Array) -> Array:
     return out.reshape(shape)
 
 
-def mix(z: Array) -> Array:
+def mix(z: Array) -> Same:
     """The finalizer of SplitMix64 on int64 (wrapping, shifts without sign)."""
     z = (z ^ shift_right(z, 30)) * signed(0xBF58476D1CE4E5B9)
     z = (z ^ shift_right(z, 27)) * signed(0x94D049BB133111EB)
     return z ^ shift_right(z, 31)
 
 
-def shift_right(z: Array, count: int) -> Array:
+def shift_right(z: Array, count: int) -> Same:
     """Logical right shift of int64."""
     return (z >> count) & ((1 << 64 - count) - 1)
 

@@ -24,6 +24,7 @@ from quark.dataclass import dataclass
 from quark.numerics.array import (
     INFINITY,
     Array,
+    Same,
     as_array,
     as_parameter,
     block_max,
@@ -58,42 +59,42 @@ class ScaleRule:
     """
 
     name: str
-    nearest: Callable[[Array], Array]
+    nearest: Callable[[Array], Same]
     storage: Element | None = None
-    bump: Callable[[Array, int], Array] | None = None
+    bump: Callable[[Array, int], Same] | None = None
     parts: Callable[[Array], tuple[Array, Array]] | None = None
 
-    def snap(self, scale: Array) -> Array:
+    def snap(self, scale: Array) -> Same:
         """The allowed scales nearest to ``scale`` (positive, any shape; NumPy, torch or a number), as float32."""
         scale = float32(as_array(scale))
         if self.parts is not None and len(scale.shape):
             return self.nearest(scale)
         return self.nearest(scale.reshape(-1)).reshape(scale.shape)
 
-    def of(self, amax: Array, largest: float, bits: int) -> Array:
+    def of(self, amax: Array, largest: Same, bits: int) -> Same:
         """Scales of blocks with largest magnitudes ``amax`` (float32, finite, >= 0, any shape), as float32."""
         if self.bump is None:
             return self.snap(amax / as_parameter(largest, amax))
         return shared_exponent(self.bump(to_bits(amax), bits), floor(log2(largest)))
 
 
-def shared_exponent(bits: Array, emax: int) -> Array:
+def shared_exponent(bits: Array, emax: int) -> Same:
     """2**(exponent of the float32 ``bits`` - emax), clamped to what E8M0 holds, 2**-127..2**127."""
     exponents = (bits & INFINITY) - (emax << 23)
     return from_bits(namespace(bits).clip(exponents, 0x400000, 254 << 23))  # 2**-127 is subnormal: 0x400000
 
 
-def even_bump(bits: Array, mantissa_bits: int) -> Array:
+def even_bump(bits: Array, mantissa_bits: int) -> Same:
     """``bits`` after a rounding to ``mantissa_bits`` has carried into their exponent, ties up."""
     return bits + (1 << 22 - mantissa_bits)
 
 
-def ceil_bump(bits: Array, mantissa_bits: int) -> Array:
+def ceil_bump(bits: Array, mantissa_bits: int) -> Same:
     """``bits`` after anything above a power of two has carried into their exponent."""
     return bits + 0x3FFFFF + cast(bits >= 0x800000, "int32") * 0x400000
 
 
-def position(scale: Array) -> Array:
+def position(scale: Array) -> Same:
     """round(-log2(scale)), limited to -127..127: the ``pos`` of scale = 2**-pos. ``scale`` float32 vector; int32."""
     bits = to_bits(scale)
     exponent = (bits >> 23) - 127 + cast((bits & 0x7FFFFF) >= SQRT2_FRACTION, "int32")
@@ -102,7 +103,7 @@ def position(scale: Array) -> Array:
     return xp.where(bits >> 23 == 0, tiny, clip(-exponent, -127, 127))
 
 
-def int16_fraction(scale: Array) -> Array:
+def int16_fraction(scale: Array) -> Same:
     """The M / 2**N nearest to ``scale``; of equally near ones the smaller N, then the smaller M."""
     xp = namespace(scale)
     exact = cast(scale, "float64")
@@ -116,20 +117,20 @@ def int16_fraction(scale: Array) -> Array:
     return float32(best)
 
 
-def of_format(name: str) -> Callable[[Array], Array]:
+def of_format(name: str) -> Callable[[Array], Same]:
     """The nearest positive value of the element format ``name``: at least its smallest, at most its largest."""
     element = ELEMENTS[name]
     codes = as_parameter([1 if name != "e8m0" else 0], None)
     smallest = float(element.decode(codes)[0])
 
-    def nearest(scale: Array) -> Array:
+    def nearest(scale: Array) -> Same:
         with quiet():
             return element.snap(namespace(scale).clip(scale, smallest, element.max), 0, half_even)
 
     return nearest
 
 
-def parts_of_row(scale: Array) -> tuple[Array, Array]:
+def parts_of_row(scale: Array) -> tuple[Same, Same]:
     """FP8 values and a factor of each row of ``scale``, whose largest becomes 56 times that factor.
 
     The factor has four significant bits, so that a product is a bfloat16. Kernels bound it from below.
@@ -142,7 +143,7 @@ def parts_of_row(scale: Array) -> tuple[Array, Array]:
     return xp.where((scale == largest) & (rounded == factor), ROW_TOP, inside), factor
 
 
-def of_row(scale: Array) -> Array:
+def of_row(scale: Array) -> Same:
     """The products of ``parts_of_row``; under a factor at its bound the nearest bfloat16 (0.4 % off at most)."""
     if not scale.shape[-1]:
         return scale

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from quark.numerics.affine import Grid
-from quark.numerics.array import Array
+from quark.numerics.array import Operand
 from quark.observers import minmax
 from quark.observers.mse import representable
 from quark.observers.statistics import Statistic
@@ -27,7 +27,7 @@ def search(statistic: Statistic, grid: Grid, symmetric: bool = True) -> tuple[fl
     return float(lo), float(hi)
 
 
-def fitted(lo: Array, hi: Array, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+def fitted(lo: Operand, hi: Operand, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
     """The ranges [lo, hi] (any shape), widened to those of the next power-of-two scale where the nearest overflows."""
     lo, hi = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
     if grid.scale_rule != "power_of_two":

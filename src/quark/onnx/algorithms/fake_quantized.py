@@ -10,7 +10,7 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.numerics.affine import fake_quantize
-from quark.numerics.array import Array
+from quark.numerics.array import Array, Same
 from quark.onnx.graph.surgery import set_constant
 from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.parameters import constant
@@ -34,7 +34,7 @@ def fake_quantized(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     return emit(fake_model, Plan({tensor.name: tensor for tensor in plan.of_role("activation")}, plan.nodes), options)
 
 
-def rounded(values: Array, tensor: TensorPlan) -> Array:
+def rounded(values: Array, tensor: TensorPlan) -> Same:
     """What a constant becomes: the values of its codes under its plan. Takes arrays and torch tensors."""
     if tensor.role == "bias":
         scale = np.asarray(tensor.scale, np.float32)
