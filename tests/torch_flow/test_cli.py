@@ -14,11 +14,12 @@ import torch
 
 from quark.cli import main
 from quark.cli.torch_refusals import TOKENIZER
+from quark.errors import DataError
 from quark.torch import LLMTemplate
 from quark.torch.export.api import import_model_from_safetensors
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.files import quantize
-from quark.torch.language import batches, first_windows, perplexity, windows
+from quark.torch.language import batches, first_windows, perplexity, read_ids, windows
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -90,6 +91,26 @@ def sentence(capture: Capture) -> str:
     assert printed.out == "" and "Traceback" not in printed.err
     (error,) = [line for line in printed.err.splitlines() if line.startswith("error: ")]
     return error
+
+
+@pytest.mark.parametrize("kind", ["npz", "jsonl"])
+def test_padding_is_no_text(kind: str, tmp_path: Path) -> None:
+    """Ids that a mask hides were calibrated with and measured, as if they were words."""
+    ids, mask = [[5, 6, 7, 0], [0, 0, 8, 9]], [[1, 1, 1, 0], [0, 0, 1, 1]]
+
+    def read(mask: list[list[int]]) -> list[list[int]]:
+        path = tmp_path / f"data.{kind}"
+        rows = [{"input_ids": row, "attention_mask": seen} for row, seen in zip(ids, mask, strict=True)]
+        if kind == "npz":
+            np.savez(path, input_ids=ids, attention_mask=mask)
+        else:
+            path.write_text("\n".join(map(json.dumps, rows)))
+        return [row.tolist() for row in read_ids(path, pytest.fail)]
+
+    assert read(mask) == [[5, 6, 7], [8, 9]]
+    for wrong in ([[1, 1, 1, 2], [0, 0, 1, 1]], [[1, 1, 1], [0, 0, 1]]):
+        with pytest.raises(DataError, match=r"attention_mask of .* a 1 or a 0 for each of its input_ids"):
+            read(wrong)
 
 
 @pytest.mark.parametrize("data", ["text.txt", "lines.jsonl", "ids.npz"])

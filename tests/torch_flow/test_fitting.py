@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quark.errors import ModelError
-from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.files.quantize import quantize_checkpoint
 from quark.torch.files.skeleton import read_skeleton
+from quark.torch.forecast import forecast
 from quark.torch.language import load_model
 
 transformers = pytest.importorskip("transformers")
@@ -162,6 +163,40 @@ def test_a_tensor_of_a_layer_that_the_model_lacks_is_refused_before_any_work(nam
         with pytest.raises(ModelError, match=f"{re.escape(name)}', for which .*config.json' has no layer"):
             read(tmp_path)
     assert not (tmp_path / "made").exists()
+
+
+def renamed_folder(kind: str, cls: str, folder: Path) -> Any:
+    """A tiny model whose tensors have other names in files, or are made of others."""
+    config = transformers.AutoConfig.for_model(kind, **SIZES, image_size=16, patch_size=8, pad_token_id=0)
+    model = getattr(transformers, cls)(config)
+    model.save_pretrained(folder)
+    return model
+
+
+def test_a_layer_too_many_is_refused_where_transformers_changes_names(tmp_path: Path) -> None:
+    """Files of ViT say vit.encoder.layer.1.attention.attention.key; its class says vit.layers.1.attention.k_proj."""
+    renamed_folder("vit", "ViTForImageClassification", tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 1}))
+    config = LLMTemplate.get("llama").get_config("int8_wo_per_channel")
+    for work in (lambda: quantize_checkpoint(tmp_path, tmp_path / "made", config),
+                 lambda: forecast(read_checkpoint(tmp_path), config)):  # fmt: skip
+        with pytest.raises(ModelError, match=r"vit.encoder.layer.1.*', for which .*config.json' has no layer"):
+            work()
+
+
+def test_a_plan_knows_weights_that_transformers_makes_of_others(tmp_path: Path) -> None:
+    model = renamed_folder("jina_embeddings_v3", "JinaEmbeddingsV3Model", tmp_path)
+    config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel")
+    with pytest.raises(ModelError, match="transformers makes it of other tensors"):
+        quantize_checkpoint(tmp_path, tmp_path / "made", config)
+    found = forecast(read_checkpoint(tmp_path), config)
+    assert not found.by_files and found.float_bytes == sum(4 * value.numel() for value in model.parameters())
+    with torch.no_grad():
+        made = ModelQuantizer(config).quantize_model(model, [{"input_ids": IDS[:, :8]}])
+    export_safetensors(made, tmp_path / "made")
+    tensors = load_file(tmp_path / "made" / "model.safetensors").values()
+    assert found.needs.written == sum(value.numel() * value.element_size() for value in tensors)
 
 
 def test_other_tensors_that_the_model_lacks_are_left_behind_and_told(

@@ -40,7 +40,8 @@ def run(request: Predicted) -> None:
         )
     )
     needs = " It needs samples: give a text with --data." if found.samples else ""
-    say(f"No weight was read.{needs} `quark torch quantize` with the same options does it, as does `quantize-files`.")
+    files = ", as does `quantize-files`" if found.by_files else " (file by file it cannot be done)"
+    say(f"No weight was read.{needs} `quark torch quantize` with the same options does it{files}.")
 
 
 def run_explain(request: Explained, name: str, json: bool) -> None:
@@ -124,4 +125,4 @@ def cost_table(found: TorchForecast) -> Table:
         ("disk beside the result meanwhile", file_size(needs.temporary)),
         ("time of quantize-files here", f"{found.seconds:.0f} s" if found.seconds >= 10 else f"{found.seconds:.1f} s"),
     )
-    return Table("Predicted", ("what", "how much"), rows)
+    return Table("Predicted", ("what", "how much"), rows if found.by_files else rows[:3])

@@ -40,6 +40,7 @@ class TorchForecast:
         largest: bytes of the largest tensor in float32, of which file to file has a few in memory.
         samples: whether static activations or algorithms need data.
         seconds: of the job on this machine, from a disk of 500 MB a second.
+        by_files: files have the tensors of all layers, so that the job can go file by file.
     """
 
     plan: Plan
@@ -48,6 +49,7 @@ class TorchForecast:
     largest: int
     samples: bool
     seconds: float
+    by_files: bool = True
 
 
 def forecast(checkpoint: Checkpoint, config: QConfig) -> TorchForecast:
@@ -58,13 +60,13 @@ def forecast(checkpoint: Checkpoint, config: QConfig) -> TorchForecast:
         ModelError: files that are missing or broken, or nothing to quantize.
     """
     check_available(config)
-    decision = decide(checkpoint, config)
+    decision = decide(checkpoint, config, in_memory=True)
     samples = bool(config.algo_config) or any(map(is_static, decision.found.quantized))
     needs = needs_of(checkpoint, decision, *((SAMPLES, TOKENS) if samples else (0, 0)))
     sizes = [stored.dtype.itemsize * prod(stored.shape) for stored in decision.tensors.values()]
     largest = max((4 * prod(one.shape) for one in decision.tensors.values()), default=0)
     seconds = needs.seconds(*speeds(decision), DISK)
-    return TorchForecast(decision.found.plan, needs, sum(sizes), largest, samples, seconds)
+    return TorchForecast(decision.found.plan, needs, sum(sizes), largest, samples, seconds, decision.by_files)
 
 
 def speeds(decision: CheckpointDecision) -> tuple[float, float]:

@@ -168,7 +168,8 @@ def read_ids(path: Path, tokenizer: Callable[[], Any]) -> list[Ids]:
 
     Args:
         path: ``.txt`` (one document), ``.jsonl`` (one a line: a string, or an object with "text" or "input_ids"), or
-            ``.npz`` or ``.npy`` of ids (rows are documents; of several arrays the one called input_ids).
+            ``.npz`` or ``.npy`` of ids (rows are documents; of several arrays the one called input_ids). What an
+            "attention_mask" beside ids has 0 for is padding, which no model sees, and left out.
         tokenizer: makes the tokenizer, where text has to be read.
 
     Raises:
@@ -197,13 +198,32 @@ def read_array(path: Path) -> list[Ids]:
         if name is None:
             raise DataError(f"{str(path)!r} holds no array")
         values = arrays[name]
+        mask = arrays["attention_mask"] if name == "input_ids" and "attention_mask" in arrays else None
     else:
-        values = load_array(path)
+        values, mask = load_array(path), None
     if values.dtype.kind not in "iu" or values.ndim not in (1, 2):
         raise DataError(f"{str(path)!r} holds {values.dtype} of shape {values.shape}; token ids are integers in rows")
     if values.size and values.max() > np.iinfo(np.int64).max:
         raise DataError(f"{str(path)!r} holds {values.max()}, which is not a token id: none has more than 63 bits")
-    return [torch.from_numpy(row.astype(np.int64)) for row in np.atleast_2d(values)]
+    rows, kept = np.atleast_2d(values), seen(mask, values.shape, repr(str(path)))
+    return [torch.from_numpy(row[kept[number]].astype(np.int64)) for number, row in enumerate(rows)]
+
+
+def seen(mask: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
+    """Which ids [rows, ids] a model sees.
+
+    Raises:
+        DataError: a mask of other numbers than 0 and 1, or of another shape than the ids.
+    """
+    if mask is None:
+        return np.ones(shape if len(shape) > 1 else (1, *shape), dtype=bool)
+    try:
+        found = np.asarray(mask)
+    except ValueError:  # rows of several lengths
+        found = np.zeros(0, dtype=object)
+    if found.shape != shape or found.dtype.kind not in "iub" or not np.isin(found, (0, 1)).all():
+        raise DataError(f"the attention_mask of {what} must have a 1 or a 0 for each of its input_ids")
+    return np.atleast_2d(found) != 0
 
 
 def read_lines(path: Path) -> Iterator[Any]:
@@ -219,7 +239,8 @@ def as_ids(value: Any, tokenizer: Callable[[], Any]) -> Ids:
         ids = value["input_ids"]
         if not isinstance(ids, list) or any(type(one) is not int or not 0 <= one < 2**31 for one in ids):
             raise DataError("the input_ids of a line of a .jsonl file must be a list of integers, 0 or more")
-        return torch.tensor(ids, dtype=torch.int64)
+        kept = seen(value.get("attention_mask"), (len(ids),), "a line of a .jsonl file")[0]
+        return torch.tensor(ids, dtype=torch.int64)[torch.from_numpy(kept)]
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise DataError('a line of a .jsonl file is a string, or an object with "text" or "input_ids"')

@@ -265,6 +265,7 @@ WRONG = [  # each was answered otherwise by llama.cpp, or not loaded (tests/cons
     ("deepseek_v3", {"n_shared_experts": 0}, "n_shared_experts is 0"),
     ("deepseek_v3", {"topk_group": 2}, "topk_group is 2"),
     ("deepseek_v3", {"qk_nope_head_dim": 63}, "qk_nope_head_dim is 63"),
+    ("gpt_oss", {"swiglu_alpha": 2.0}, "swiglu_alpha is 2.0"),
     ("qwen3", {"attention_bias": True}, "attention_bias is True"),
     ("seed_oss", {"attention_out_bias": True}, "attention_out_bias is True"),
     ("smollm3", {"mlp_bias": True}, "mlp_bias is True"),

@@ -193,7 +193,11 @@ ARCHITECTURES = {
     ),
     "phi3": Architecture("phi3", partial=True),
     "gpt_oss": Architecture(
-        "gpt-oss", fixed={"attention_bias": True}, window=True, expert_length="intermediate_size", period=2
+        "gpt-oss",
+        fixed={"attention_bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+        window=True,
+        expert_length="intermediate_size",
+        period=2,
     ),
     "granite": Architecture("granite", biases=("attention_bias", "mlp_bias"), divisors=True, interleaved=True),
     "olmo2": Architecture("olmo2"),

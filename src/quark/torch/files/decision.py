@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -28,12 +29,14 @@ class CheckpointDecision:
         found: the plan, and the layers that it is about.
         weights: the tensors that are quantized, by their names in memory, with the places where they are.
         tensors: all that is written.
+        by_files: files hold them; else transformers makes them of other tensors when it loads the model.
     """
 
     skeleton: Skeleton
     found: Matches
     weights: dict[str, StoredSource]
     tensors: dict[str, StoredSource]
+    by_files: bool = True
 
     def stored_apart(
         self, decoded: Collection[str] = (), dtype: torch.dtype | None = None
@@ -54,18 +57,40 @@ class CheckpointDecision:
         return {name: sizes[name] for name in self.weights}, others
 
 
-def decide(checkpoint: Checkpoint, config: QConfig) -> CheckpointDecision:
-    """Decide for every tensor of a checkpoint; arguments and errors as in ``quantize_checkpoint``."""
+def decide(checkpoint: Checkpoint, config: QConfig, in_memory: bool = False) -> CheckpointDecision:
+    """Decide for every tensor of a checkpoint; arguments and errors as in ``quantize_checkpoint``.
+
+    Args:
+        in_memory: weights that transformers makes of other tensors when it loads the model count as they are then.
+    """
     skeleton = read_skeleton(checkpoint, eager=config.softmax_quant_spec is not None)
     check_patterns(skeleton.model, config, list(find_candidates(skeleton.model)))
     found = match(skeleton.model, config, skeleton=True)
+    by_files = not in_memory or all(is_stored(item, slot, skeleton) for item in found.quantized for slot in OWN)
+    skeleton = skeleton if by_files else as_loaded(skeleton, checkpoint)
     weights = {
         tensor_name(item.layer.name, slot): stored_of(item, slot, skeleton)
         for item in found.quantized
         for slot in OWN
         if item.stages[slot]
     }
-    return CheckpointDecision(skeleton, found, weights, skeleton.kept(weights) | untied(skeleton, weights))
+    return CheckpointDecision(skeleton, found, weights, skeleton.kept(weights) | untied(skeleton, weights), by_files)
+
+
+def is_stored(item: Match, slot: str, skeleton: Skeleton) -> bool:
+    """Whether the files have a tensor of a layer that is quantized, or one that it is tied to."""
+    ties = getattr(skeleton.model, "all_tied_weights_keys", None) or {}
+    names = [tensor_name(name, slot) for name in item.layer.names]
+    return not item.stages[slot] or any(name in skeleton.tensors or name in ties for name in names)
+
+
+def as_loaded(skeleton: Skeleton, checkpoint: Checkpoint) -> Skeleton:
+    """A skeleton whose tensors are those of the model in memory, as if the first file held them."""
+    ties = getattr(skeleton.model, "all_tied_weights_keys", None) or {}
+    file, dtype = next(iter(checkpoint.files)), checkpoint.dtype or torch.float32
+    state = {name: value for name, value in skeleton.model.state_dict().items() if name not in ties}
+    tensors = {name: StoredSource(file, name, tuple(value.shape), dtype) for name, value in state.items()}
+    return replace(skeleton, tensors=tensors, stacked={})
 
 
 def untied(skeleton: Skeleton, weights: Mapping[str, StoredSource]) -> dict[str, StoredSource]:

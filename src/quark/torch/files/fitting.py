@@ -116,7 +116,8 @@ def check_unplaced(folder: Path, model: nn.Module, names: Iterable[str]) -> None
     Raises:
         ModelError: one of a layer; it is named.
     """
-    known = {NUMBER.sub("#", name) for name, _ in model.named_parameters()}
+    own, outside = [name for name, _ in model.named_parameters()], names_of(model)
+    known = {NUMBER.sub("#", text) for name in own for text in (name, outside.outside(name))}
     known |= {
         NUMBER.sub("#", f"{name}.0") for name, module in model.named_modules() if isinstance(module, nn.ModuleList)
     }
