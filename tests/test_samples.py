@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quark.cli.samples import FileSamples, find_samples
+from quark.cli.sources import FileSamples, find_samples
 from quark.errors import DataError
 from quark.onnx.data import ModelInput
 from quark.onnx.preprocessing import Preprocessing

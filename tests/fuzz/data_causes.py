@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from tests.fuzz.causes import Cause, Finding
 
-from quark.cli.samples import find_samples
+from quark.cli.sources import find_samples
 from quark.onnx.data import ModelInput, checked
 
 INPUT = ModelInput("x", (None, 3, 4, 5), np.dtype(np.float32))

@@ -16,7 +16,7 @@ from tests.fuzz.config_causes import VALUES
 from tests.fuzz.data_causes import INPUT, npy
 from tests.fuzz.torch_causes import LONG, TEXTS
 
-from quark.cli.samples import find_samples
+from quark.cli.sources import find_samples
 from quark.onnx.data import ModelInput, checked
 from quark.onnx.labels import LabelSource, boxes_of, classes_of, mask_of, masks_of
 from quark.onnx.preprocessing import Preprocessing

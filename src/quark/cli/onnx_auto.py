@@ -28,9 +28,8 @@ from quark.cli.auto_request import (
 )
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
-from quark.cli.samples import FileSamples
 from quark.cli.source_options import source_words
-from quark.cli.sources import feeds, preprocessing
+from quark.cli.sources import FileSamples, feeds, preprocessing
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import drafts

@@ -16,10 +16,9 @@ from quark.cli.beside import preprocessing_beside
 from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
 from quark.cli.own_algorithms import with_own
 from quark.cli.requests import Decided, Quantize
-from quark.cli.samples import FileSamples
 from quark.cli.settings import parse_settings
 from quark.cli.source_options import SampleSource, source_words
-from quark.cli.sources import WANTED, feeds, preprocessing
+from quark.cli.sources import WANTED, FileSamples, feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies, with_typed
 from quark.config.job import Job
 from quark.dataclass import dataclass
