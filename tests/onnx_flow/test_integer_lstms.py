@@ -148,6 +148,6 @@ def test_an_lstm_in_a_body_is_tried_on_what_enters_it() -> None:
 def test_a_sample_that_the_cell_does_not_take_is_told() -> None:
     """What leads to it runs, so that calibration saw no fault: it was a traceback."""
     proto, feeds = lstm()
-    proto.graph.input[0].CopyFrom(free("x", 3))
+    proto.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, [STEPS, 1, None]))
     with pytest.raises(DataError, match=r"does not run on this sample \('x' float32 \[6, 1, 95\]"):
         quantized(proto, [{**feed, "x": feed["x"][..., 1:]} for feed in feeds])
