@@ -128,16 +128,18 @@ def test_a_command_leaves_the_collector_of_cycles_as_it_was(tmp_path: Path, monk
     assert seen[0][0] > before[0] and after == before
 
 
-def test_low_coverage_ends_in_the_reason_of_the_largest_layer(tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize("named", ["node_a", "of a long name that an exporter has joined of dozens of names node_a"])
+def test_low_coverage_ends_in_the_reason_of_the_largest_layer(named: str, tmp_path: Path, capsys: Capture) -> None:
     text = "g (float[N, 64] x) => (float[N, 8] y) { a = MatMul(x, w) b = Relu(a) y = MatMul(b, v) }"
     words = written(tmp_path, text, w=models.normal(64, 256, scale=0.1), v=models.normal(256, 8, scale=0.1, seed=2))
     model = onnx.load(tmp_path / "m.onnx")
     for node in model.graph.node:
-        node.name = f"node_{node.output[0]}"
+        node.name = named.replace("_a", f"_{node.output[0]}")
     onnx.save(model, tmp_path / "m.onnx")
-    line = advised([*words, "-p", "A8W8", "--exclude", "node_a"], "quark onnx explain", capsys)
-    assert run_again(line) == 0
-    assert "exclude" in capsys.readouterr().out
+    line = advised([*words, "-p", "A8W8", "--exclude", named], "quark onnx explain", capsys)
+    assert run_again(line) == 0 and "joined" not in line
+    said = capsys.readouterr().out
+    assert "exclude" in said and said.startswith(f"MatMul {named!r}: float") and said.count("\n") == 1
 
 
 def test_a_comparison_that_is_bad_names_the_command_that_searches(tmp_path: Path, capsys: Capture) -> None:

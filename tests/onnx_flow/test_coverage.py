@@ -6,11 +6,11 @@ from pathlib import Path
 
 import onnx
 import pytest
-from tests.onnx_flow import fused_models, models
+from tests.onnx_flow import fused_models, models, wrapped
 from tests.onnx_flow.test_passes import ZOO
 
 from quark.onnx import Config, ModelQuantizer, get_default_config
-from quark.onnx.coverage import coverage
+from quark.onnx.coverage import coverage, float_layers
 
 PRESETS = ("A8W8_CPU", "XINT8")
 
@@ -65,3 +65,16 @@ def test_the_keys_of_attention_count_with_their_past(node: str, past: int) -> No
     model = models.model(graph, {}, 23, ir_version=11, domains={"com.microsoft": 1})
     (found,) = coverage(model, models.feeds(model)).layers
     assert found.macs == 2 * (3 * 8) * (7 + past) and not found.integer
+
+
+@pytest.mark.parametrize("way", [wrapped.in_a_branch, wrapped.in_a_loop, wrapped.in_a_scan])
+def test_layers_of_bodies_are_called_as_in_plans(way: wrapped.Dress) -> None:
+    """The last lines say why they stay in float; without their place nothing was said."""
+    proto = models.cnn()
+    inside, feed = way(proto, models.feeds(proto, 0))
+    config = get_default_config("A8W8")
+    config.op_types_to_quantize = ["Gemm", "MatMul"]
+    result = ModelQuantizer(Config(global_quant_config=config)).run(inside, None, [feed])
+    assert result.coverage is not None
+    left = float_layers(result.coverage)
+    assert left and all(result.plan.nodes[one.name].reason for one in left)

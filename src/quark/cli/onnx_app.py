@@ -106,10 +106,12 @@ def search(request: SearchRequest) -> None:
 @onnx_app.command(cls=Guarded, epilog="**Example**: `quark onnx explain quantized.onnx conv1_output`")
 def explain(
     model: Annotated[Path, Reads(), typer.Argument(help="A model that was quantized by this tool.")],
-    name: Annotated[str, typer.Argument(metavar="TENSOR", help="A tensor or node, by its name in either model.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="TENSOR", help="A tensor or node, by its name in either model.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Say why a tensor or node was quantized as it is, and by which rule."""
+    """Say why a tensor or node was quantized as it is, and by which rule; without a name, why nodes stay in float."""
     from quark.cli import planning
 
     planning.run_explain(model, name, json)

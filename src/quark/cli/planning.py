@@ -14,7 +14,7 @@ from quark.cli.settings import parse_settings
 from quark.config.plan import Plan
 from quark.errors import printable
 from quark.onnx.describe import file_bytes
-from quark.onnx.explain import carries_decisions, explain
+from quark.onnx.explain import carries_decisions, explain, explain_floats
 from quark.onnx.forecast import OnnxForecast, forecast
 from quark.onnx.quantized_plan import explain_graph
 from quark.report import Table
@@ -67,9 +67,12 @@ def _tensors(plan: Plan) -> dict[str, Any]:
     return {t.name: {"role": t.role, "spec": t.spec.describe(), "reason": t.reason, "group": t.group} for t in plan}
 
 
-def run_explain(model: Path, name: str, json: bool) -> None:
-    """Say why one tensor or node of a quantized model is what it is."""
-    lines = explain(model, name) if carries_decisions(model) else explain_graph(model, name)
+def run_explain(model: Path, name: str | None, json: bool) -> None:
+    """Say why one tensor or node of a quantized model is what it is; without a name, why nodes stay in float."""
+    if name is None:
+        lines = explain_floats(model)
+    else:
+        lines = explain(model, name) if carries_decisions(model) else explain_graph(model, name)
     if json:
         print_json({"model": model, "name": name, "because": lines.splitlines()})
         return

@@ -12,7 +12,7 @@ Einsum, and everything that is not a sum of products.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
+from quark.onnx.bodies import place_of
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.quantized import dequantizer
@@ -123,10 +124,10 @@ def _stated(value: ir.Value) -> tuple[int, ...] | None:
 
 
 def _count(model: ir.Model, sizes: Sizes) -> Coverage:
-    nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
+    nodes = dict(_placed(model.graph))
     layers = tuple(
-        Product(name_of(node), node.op_type, kind.macs(node, sizes), kind.integer(node))
-        for node in nodes
+        Product(place + name_of(node), node.op_type, kind.macs(node, sizes), kind.integer(node))
+        for node, place in nodes.items()
         if (kind := LAYERS.get(node.op_type)) is not None
     )
     tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
@@ -134,6 +135,15 @@ def _count(model: ir.Model, sizes: Sizes) -> Coverage:
     tensors += [one.as_tensor() for one in constants if one is not None and not one.is_ref()]
     weights = [(tensor.size, tensor.dtype.bitwidth) for tensor in tensors if tensor is not None and _is_weight(tensor)]
     return Coverage(layers, sum(size for size, _ in weights), sum(size for size, bits in weights if bits <= 8))
+
+
+def _placed(graph: ir.Graph, place: str = "") -> Iterator[tuple[ir.Node, str]]:
+    """Every node, those of bodies included, and what stands in front of its name in plans."""
+    for node in graph:
+        yield node, place
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from _placed(attribute.as_graph(), place + place_of(node, attribute.name))
 
 
 def _is_weight(tensor: ir.TensorProtocol) -> bool:

@@ -89,6 +89,16 @@ def explain(path: str | Path, name: str) -> str:
     return "\n".join([f"tensor {name!r}: float, because no rule quantizes it; its nodes:", *told])
 
 
+def explain_floats(path: str | Path) -> str:
+    """Every node of a quantized model that stays in float, and why, a line each.
+
+    Raises:
+        ModelError: as ``explain``.
+    """
+    told = _decisions(load(path), path).nodes.values()
+    return "\n".join(line for line in told if ": float, because" in line) or "no node stays in float"
+
+
 def carries_decisions(path: str | Path) -> bool:
     """Whether a model carries the decisions that it was made by."""
     return KEY in load(path).metadata_props
