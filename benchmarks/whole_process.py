@@ -7,6 +7,7 @@ result is published count. Every process is pinned to one core and gets one thre
 least CPU time counts (what else runs on the machine only adds). The bare process imports ONNX Runtime, opens a session
 of the float model and runs the same samples; a ratio is that of one run on one machine. The run before the result is
 published (the checker, a session, one or two inferences) is part of a process, and its seconds are shown apart.
+So are, with --check, those of what is tried where the check finds the model not good, as it does on random weights.
 """
 
 from __future__ import annotations
@@ -53,16 +54,21 @@ import sys, time
 from pathlib import Path
 from quark.onnx import flow
 output = sys.argv[3]
-def timed(*given, first_run=flow.first_run, **named):
-    start = time.process_time()
-    try:
-        return first_run(*given, **named)
-    finally:
-        Path(output + ".run").write_text(str(time.process_time() - start))
-flow.first_run = timed
+def timed(function, kind):
+    def call(*given, **named):
+        start = time.process_time()
+        try:
+            return function(*given, **named)
+        finally:
+            Path(output + kind).write_text(str(time.process_time() - start))
+    return call
+flow.first_run = timed(flow.first_run, ".run")
 """
 PRESET_CODE = """
 from quark.__main__ import run
+if "--no-check" not in sys.argv:
+    from quark.cli import quantization
+    quantization.advise = timed(quantization.advise, ".tried")
 sys.argv[1:] = ["onnx", "quantize", sys.argv[1], "--data", sys.argv[2], "-o", sys.argv[3], *sys.argv[4:]]
 run()
 """
@@ -88,12 +94,14 @@ class Cost:
         wall: seconds.
         peak: most bytes ever resident.
         run: of ``cpu``, the run before the result is published.
+        tried: of ``cpu``, what was tried because the result is not good.
     """
 
     cpu: float
     wall: float
     peak: int
     run: float = 0.0
+    tried: float = 0.0
 
 
 def cost_of(command: list[str], folder: str) -> Cost:
@@ -122,10 +130,15 @@ def cost_of(command: list[str], folder: str) -> Cost:
         if child.returncode:
             said.seek(0)
             raise RuntimeError(said.read().decode(errors="replace")[-2000:])
-    run = Path(folder) / "out.onnx.run"
-    spent = float(run.read_text()) if run.is_file() else 0.0
-    run.unlink(missing_ok=True)
-    return Cost(used.ru_utime + used.ru_stime, wall, peak_of(used), spent)
+    apart = [spent_in(Path(folder) / f"out.onnx.{kind}") for kind in ("run", "tried")]
+    return Cost(used.ru_utime + used.ru_stime, wall, peak_of(used), *apart)
+
+
+def spent_in(file: Path) -> float:
+    """The seconds that a process left in a file, which is removed; 0 where there is none."""
+    spent = float(file.read_text()) if file.is_file() else 0.0
+    file.unlink(missing_ok=True)
+    return spent
 
 
 def peak_of(used: resource.struct_rusage) -> int:
@@ -194,14 +207,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{cost.cpu:.2f}",
             f"{cost.cpu / bare.cpu:.2f}",
             f"{cost.run:.2f}",
-            f"{(cost.cpu - cost.run) / bare.cpu:.2f}",
+            f"{cost.tried:.2f}",
+            f"{(cost.cpu - cost.run - cost.tried) / bare.cpu:.2f}",
             f"{cost.wall:.2f}",
             f"{cost.peak / 1e6:.0f}",
             f"{cost.peak / bare.peak:.2f}",
         ]
         for name, cost in costs.items()
     ]
-    titles = ["process", "CPU s", "of bare", "first run s", "without, of bare", "wall s", "peak MB", "of bare's"]
+    titles = [
+        "process",
+        "CPU s",
+        "of bare",
+        "first run s",
+        "tried s",
+        "without, of bare",
+        "wall s",
+        "peak MB",
+        "of bare's",
+    ]
     print(measure.table(titles, cells))
     if chosen.json:
         chosen.json.write_text(

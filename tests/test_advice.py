@@ -13,8 +13,8 @@ import onnx_ir as ir
 import pytest
 from tests.onnx_flow import models
 
-from quark.cli import comparison, main, verdicts
-from quark.onnx import ModelQuantizer, latency, tuned_speed
+from quark.cli import main, verdicts
+from quark.onnx import ModelQuantizer, tuned_speed
 from quark.onnx.coverage import coverage
 from quark.onnx.graph.model import load
 from quark.report import verdict
@@ -54,7 +54,7 @@ def test_slower_than_float_ends_in_what_is_not(
 ) -> None:
     words = [*written(tmp_path, LAYERS, **weights()), "-p", "A8W8_CPU"]
     with monkeypatch.context() as patched:
-        patched.setattr(latency, "median_seconds", lambda *args, **more: {"float": 1.0, "quantized": 2.0})
+        patched.setattr("quark.onnx.compare.pace_of", lambda *_: {"float": 1.0, "quantized": 2.0})
         line = advised(words, "TuneSpeed", capsys)
 
     def seconds(paths: dict[str, Path], *args: Any) -> dict[str, float]:
@@ -163,7 +163,7 @@ def test_a_comparison_tells_the_speed_and_what_is_faster(
     words = [*written(tmp_path, LAYERS, **weights()), "-p", "A8W8", "--no-check"]
     assert main(words) == 0
     capsys.readouterr()
-    monkeypatch.setattr(comparison, "median_seconds", lambda *args, **more: {"float": 1.0, "quantized": 2.0})
+    monkeypatch.setattr("quark.onnx.compare.pace_of", lambda *_: {"float": 1.0, "quantized": 2.0})
     line = advised(["onnx", "compare", words[2], words[4], "--data", words[6]], "TuneSpeed", capsys)
     assert run_again(line) == 0 and (tmp_path / "q_timed.onnx").is_file()
     assert main(["onnx", "compare", words[2], words[4], "--data", words[6]]) == 0

@@ -315,6 +315,21 @@ def test_the_last_lines_are_the_verdict(folder: Path, capsys: Capture) -> None:
     assert verdict["accuracy"]["word"] == "good" and verdict["next"] == []
 
 
+@pytest.mark.parametrize(
+    "words", [[], ["--eval-data", "SAMPLES"], ["--fail-under", "sqnr=1"], ["--fail-slower"], ["--report", "r.html"]]
+)
+def test_who_asks_for_a_figure_gets_that_of_all_samples(
+    words: list[str], folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that nobody asked for stops early where the model is slow; here every model is."""
+    monkeypatch.setattr("quark.cli.quantization.HURRY", 0.0)
+    monkeypatch.chdir(tmp_path)
+    samples = str(folder / "samples.npz")
+    asked = [samples if word == "SAMPLES" else word for word in words]
+    assert quantize(folder, "--data", samples, *asked, "--json") in (0, 3)
+    assert object_on(capsys)["checked_samples"] == (8 if words else 4)
+
+
 def test_a_lost_model_says_what_helps_and_the_command_works(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +339,7 @@ def test_a_lost_model_says_what_helps_and_the_command_works(
     """
     looks = itertools.count()
     monkeypatch.setattr("quark.onnx.climb.time", SimpleNamespace(perf_counter=lambda: float(next(looks))))
-    monkeypatch.setattr("quark.cli.verdicts.SECONDS", 14.0)
+    monkeypatch.setattr("quark.cli.verdicts.LEAST", 14.0)
     samples = str(folder / "samples.npz")
     bad = ["--preset", "S8S8_AAWS", "--set", "Percentile=60"]
     assert quantize(folder, "--data", samples, *bad, "--fail-under", "sqnr=20") == 3
@@ -361,7 +376,7 @@ def test_bounds_that_cannot_be_meant(folder: Path, capsys: Capture) -> None:
 def test_compare_ends_with_a_verdict_and_holds_to_a_bound(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quark.cli.comparison.median_seconds", lambda *_, **__: {"float": 2.0, "quantized": 1.0})
+    monkeypatch.setattr("quark.onnx.compare.pace_of", lambda *_: {"float": 2.0, "quantized": 1.0})
     files = [str(folder / name) for name in ("model.onnx", "q.onnx", "samples.npz")]
     words = ["onnx", "compare", *files[:2], "--data", files[2]]
     assert main([*words, "--fail-under", "sqnr=20"]) == 0

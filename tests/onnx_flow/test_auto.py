@@ -19,7 +19,7 @@ from quark.demo import data
 from quark.errors import ConfigError
 from quark.onnx.auto import OnnxSearch, auto, quantized
 from quark.onnx.climb import Climb
-from quark.onnx.compare import compare
+from quark.onnx.compare import Checks, compare
 from quark.onnx.latency import median_seconds
 from quark.onnx.recipes import RECIPES, Choice
 from quark.onnx.trials import PURPOSES, OnnxGoal, OnnxTrial
@@ -52,7 +52,7 @@ def test_the_cheapest_within_the_tolerance_wins(folder: Path, tmp_path: Path, pu
     if purpose == "npu":
         assert found.solved and found.winner.choice == Choice("XINT8")
     if found.winner.choice is not None:  # what is reported is what the file gives on the part that decided nothing
-        again = compare(model, found.winner.path, parts.report, layers=False)
+        again = compare(model, found.winner.path, parts.report, Checks(layers=False))
         assert found.reported == worst(again.outputs, again.answers)
 
 

@@ -15,7 +15,7 @@ from tests.onnx_flow import models
 
 from quark.errors import DataError, ModelError
 from quark.measure.distance import Distance
-from quark.onnx.compare import CodeRange, compare, moved_most
+from quark.onnx.compare import ENDS, FEWEST, Checks, CodeRange, MovedOutput, compare
 from quark.onnx.graph import budget
 from quark.report.verdict import runtime_line
 
@@ -129,7 +129,7 @@ def test_layers_have_the_names_of_the_quantized_model() -> None:
 
 
 def test_without_layers() -> None:
-    found = compare(model(False), model(True), SAMPLES, layers=False)
+    found = compare(model(False), model(True), SAMPLES, ENDS)
     assert (found.layers, found.tensors) == ((), ())
     assert found.outputs["y"].sqnr > 15
 
@@ -204,24 +204,37 @@ def rounded_twice() -> onnx.ModelProto:
 
 def test_what_the_optimizations_of_the_runtime_change_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = SAMPLES[0]
+
+    def moved_most(quantized: onnx.ModelProto) -> MovedOutput | None:
+        return compare(model(False), quantized, [feed], Checks(layers=False, moved=True)).moved
+
     x = feed["x"].astype(np.float64)
     twice = (
         np.clip(np.rint(np.clip(np.rint(x / 0.05) + 128, 0, 255) * 0.05 / 0.07 - 128 * 0.05 / 0.07), -128, 127) * 0.07
     )
     expected = np.maximum(x @ WEIGHT, 0)
     noise = expected - np.maximum(twice @ WEIGHT, 0)
-    found = moved_most(model(False), rounded_twice(), feed)
+    found = moved_most(rounded_twice())
     assert found is not None and found.name == "y"
     assert found.written == pytest.approx(10 * math.log10(np.sum(expected**2) / np.sum(noise**2)), abs=0.05)
     plain = onnxruntime.InferenceSession(rounded_twice().SerializeToString())
     noise = 2 * expected - plain.run(None, feed)[0]
     assert found.optimized == pytest.approx(10 * math.log10(np.sum(4 * expected**2) / np.sum(noise**2)), abs=1e-3)
-    assert moved_most(model(False), model(True), feed) is None
+    assert moved_most(model(True)) is None
     for exact, told in ((min(found.written, found.optimized) - 0.1, None), (found.written + 0.1, found)):
         monkeypatch.setattr("quark.onnx.compare.EXACT", exact)
-        assert moved_most(model(False), rounded_twice(), feed) == told
+        assert moved_most(rounded_twice()) == told
     line = str(runtime_line(found.name, found.optimized, found.written))
     assert f"{found.written:.1f} dB with ONNX Runtime's optimizations off" in line
+
+
+def test_of_a_slow_model_fewer_samples_are_compared() -> None:
+    samples = SAMPLES[:1] * (FEWEST + 2)
+    counts = {
+        seconds: compare(model(False), model(True), samples, Checks(enough=seconds)).samples
+        for seconds in (None, 1e9, 0.0)
+    }
+    assert counts == {None: FEWEST + 2, 1e9: FEWEST + 2, 0.0: FEWEST}
 
 
 STATE = "<body = b (int64 i, bool c, float[1] s) => (bool d, float[1] o) { d = Identity (c) o = Relu (s) }>"

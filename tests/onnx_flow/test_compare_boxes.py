@@ -12,7 +12,7 @@ from benchmarks.models import load_examples
 from tests.onnx_flow import models
 
 from quark.onnx import ModelQuantizer
-from quark.onnx.compare import compare
+from quark.onnx.compare import ENDS, compare
 from quark.onnx.quantization.config import get_default_config
 from quark.onnx.quantization.config.config import Config
 from quark.report.verdict import LEVELS, judge, worst
@@ -43,7 +43,7 @@ def detector(moved: float) -> onnx.ModelProto:
 @pytest.mark.parametrize(("moved", "level"), [(0, "good"), (5, "good"), (15, "lost")])
 def test_boxes_that_move_are_lost_though_their_scores_stay(moved: float, level: str) -> None:
     """By 5 pixels the narrowest keeps 15 / 25 in common; by 15 the widest keeps 25 / 55."""
-    found = compare(detector(0), detector(moved), FEEDS, layers=False)
+    found = compare(detector(0), detector(moved), FEEDS, ENDS)
     assert LEVELS[judge("scores", found.outputs["scores"], found.answers["scores"]).level] == "good"
     decided = worst(found.outputs, found.answers)
     assert decided is not None and LEVELS[decided.level] == level
@@ -63,7 +63,7 @@ def test_a_face_detector_with_its_decoding_in_8_bits_is_lost(shared: Path, tmp_p
         config.extra_options |= {"PrintSummary": False, "FloatDecoding": decoding}
         quantized = tmp_path / f"{decoding}.onnx"
         ModelQuantizer(Config(global_quant_config=config)).run(path, quantized, samples)
-        found = compare(path, quantized, feeds, layers=False)
+        found = compare(path, quantized, feeds, ENDS)
         judged = [judge(name, one, found.answers[name]) for name, one in found.outputs.items()]
         levels[decoding] = {one.name: LEVELS[one.level] for one in judged}
     assert levels == {True: {"scores": "good", "boxes": "good"}, False: {"scores": "good", "boxes": "lost"}}

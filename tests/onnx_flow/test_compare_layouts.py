@@ -8,7 +8,7 @@ import pytest
 from tests.onnx_flow import models
 
 from quark.onnx import CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, UInt8Spec
-from quark.onnx.compare import compare
+from quark.onnx.compare import Checks, compare
 from quark.onnx.flow import Result
 
 MINMAX = CalibMethod.MinMax
@@ -36,7 +36,9 @@ def test_metrics_and_layers_do_not_depend_on_the_layout(size: int, force: bool) 
     assert last.proto.graph.input[0].type.tensor_type.shape.dim[3].dim_value == 4
     moved = last.metrics.outputs["y"].sqnr
     assert moved > 25 and abs(moved - first.metrics.outputs["y"].sqnr) < 1
-    plain, other = compare(proto, first.proto, samples), compare(proto, last.proto, samples)
+    timed = Checks(timed=0.0, moved=True)
+    plain, other = (compare(proto, one.proto, samples, timed) for one in (first, last))
+    assert set(other.seconds) == {"float", "quantized"} and min(other.seconds.values()) > 0
     assert abs(other.outputs["y"].sqnr - moved) < 1e-6
     layers = {layer.tensor: layer.sqnr for layer in other.layers}
     for layer in plain.layers:

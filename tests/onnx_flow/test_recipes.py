@@ -393,9 +393,9 @@ def test_attempts_begin_where_they_end_in_time_exactly(monkeypatch: pytest.Monke
         return Climb(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, slowest=11.0, end=end)
 
     monkeypatch.setattr("quark.onnx.climb.time.perf_counter", lambda: now[0])
-    for slow, end, tried, slowest in ((False, 10.0, 0, 11.0), (False, 11.0, 1, 44.0), (True, 44.0, 1, 11.0)):
+    for times, end, tried, slowest in ((1.0, 10.0, 0, 11.0), (1.0, 11.0, 1, 44.0), (4.0, 44.0, 1, 11.0)):
         made = climb(end)
-        made.over([_row("a", slow=slow)])
+        made.over([_row("a", times=times)])
         assert (made.tried, made.slowest) == (tried, slowest)
     for end, tried in ((10.0, 0), (11.0, 1)):
         made, good = climb(end), Attempt(Choice("A16W8"), judged(30.0, GOOD), ("a", "b"))

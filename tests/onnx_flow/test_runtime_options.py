@@ -29,7 +29,7 @@ from quark.onnx import (
     QLayerConfig,
     get_default_config,
 )
-from quark.onnx.compare import compare
+from quark.onnx.compare import ENDS, compare
 from quark.onnx.forecast import forecast
 from quark.onnx.graph.libraries import library_files
 
@@ -233,7 +233,7 @@ def test_metrics_are_those_of_a_comparison(tmp_path: Path, capsys: pytest.Captur
     job = config(EvalMetrics=True, EvalDataReader=others, PrintSummary=True)
     result = ModelQuantizer(job).run(models.cnn(), tmp_path / "q.onnx", samples())
     assert result.metrics is not None and result.metrics.samples == 2
-    expected = compare(models.cnn(), tmp_path / "q.onnx", others, layers=False)
+    expected = compare(models.cnn(), tmp_path / "q.onnx", others, ENDS)
     assert result.metrics.outputs == expected.outputs
     told = capsys.readouterr().out
     assert f"{expected.outputs['y'].cosine:.6f}" in told and "Layer by layer, worst first" in told

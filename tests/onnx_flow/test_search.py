@@ -28,7 +28,7 @@ from quark.errors import ConfigError
 from quark.measure.outputs import Outputs
 from quark.observers import SEARCHES
 from quark.onnx import AdaRoundConfig, Config, ModelQuantizer
-from quark.onnx.compare import compare
+from quark.onnx.compare import ENDS, compare
 from quark.onnx.config_file import config_of, load_config
 from quark.onnx.graph.model import load
 from quark.onnx.graph.surgery import apart, let_go
@@ -410,7 +410,7 @@ def test_a_search_ends_with_the_verdict_about_its_model_and_the_command_that_mak
     asked = shlex.split(told[8][10:])
     assert asked[:3] == ["quark", "onnx", "quantize"] and main(asked[1:]) == 0
     made = Path(asked[asked.index("-o") + 1])
-    accuracy = compare(path, made, feeds(4), layers=False).outputs["y"].sqnr
+    accuracy = compare(path, made, feeds(4), ENDS).outputs["y"].sqnr
     assert accuracy == pytest.approx(float(told[4].split(" dB")[0].split()[-1]), abs=1.5)  # half the samples calibrate
     again = shlex.split(told[9].partition("not tried: ")[2])
     assert again[again.index("--target") + 1] == "sqnr>=22" and again[again.index("-c") + 1] == "uint8/int4"

@@ -26,6 +26,8 @@ SWEEPS = 3
 FLOOR, TINY = 1e-4, 1e-30
 """Channels weaker than this part of the strongest count as that strong."""
 _STEPS = np.array([0, -1, 1, -2, 2, -8, 8])
+NEAR = 1 + 1e-7
+"""Ratio of two costs that are told apart by sums which change with each channel, instead of sums made anew."""
 
 
 @dataclass(frozen=True)
@@ -78,20 +80,71 @@ def equalizing_scales(
         widest: the largest ratio of two scales.
         grain: log2 s moves in steps of this; 1: powers of two.
     """
-    given = np.log2(before)
+    steps, given = _STEPS * grain, np.log2(before)
     exponents = np.zeros(len(given))
     limit = np.floor(np.log2(widest))
     for _ in range(SWEEPS):
-        start = exponents.copy()
-        for channel in np.argsort(-terms[0].largest, kind="stable"):
-            tried = np.tile(exponents, (len(_STEPS), 1))
-            tried[:, channel] += _STEPS * grain
-            spread = np.ptp(given + tried, axis=1)
-            costs = np.where(spread <= max(limit, spread[0]), cost(terms, tried), np.inf)
-            exponents = tried[int(np.argmin(costs))]
+        start, sums = exponents.copy(), _Sums(terms, given, exponents, steps)
+        for channel in map(int, np.argsort(-terms[0].largest, kind="stable")):
+            spread, costs = sums.spread(channel), sums.costs(channel)
+            allowed = spread <= max(limit, spread[0])
+            costs = np.where(allowed, costs, np.inf)
+            if np.count_nonzero(costs <= costs.min() * NEAR) > 1:  # too near for sums that are carried on
+                tried = np.tile(exponents, (len(steps), 1))
+                tried[:, channel] += steps
+                costs = np.where(allowed, cost(terms, tried), np.inf)
+            best = int(costs.argmin())
+            if best:
+                sums.move(channel, best)
         if (exponents == start).all():
             break
     return np.asarray(2.0 ** (given + exponents - (given + exponents).max()))
+
+
+class _Sums:
+    """What J is made of, so that one step of a channel costs one channel's work; ``exponents`` [C] move with it."""
+
+    def __init__(self, terms: Sequence[Term], given: np.ndarray, exponents: np.ndarray, steps: np.ndarray) -> None:
+        signs = np.array([[1.0 if term.divided else -1.0] for term in terms])
+        s = 2.0 ** (signs * exponents)
+        self.given, self.exponents, self.steps = given, exponents, steps
+        self.at = given + exponents
+        self.factors = 2.0 ** (signs * steps)  # of a channel's s, [terms, steps]
+        self.squares = np.square(self.factors)
+        self.weights = np.array([4.0**-term.bits for term in terms])
+        self.ranges = np.array([term.largest for term in terms]) / s  # [terms, C]
+        self.parts = np.array([term.noise for term in terms]) * s * s
+        self.sums = self.parts.sum(1)
+
+    def spread(self, channel: int) -> np.ndarray:
+        """The largest difference of two exponents after each step of a channel, [steps]."""
+        at, before = self.at, self.at[channel]
+        moved = self.given[channel] + (self.exponents[channel] + self.steps)
+        at[channel] = -np.inf
+        highest = at.max()
+        at[channel] = np.inf
+        lowest = at.min()
+        at[channel] = before
+        return np.asarray(np.maximum(highest, moved) - np.minimum(lowest, moved))
+
+    def costs(self, channel: int) -> np.ndarray:
+        """J after each step of a channel, nearly, [steps]."""
+        own, part = self.ranges[:, channel].copy(), self.parts[:, channel]
+        self.ranges[:, channel] = -np.inf
+        others = self.ranges.max(1)
+        self.ranges[:, channel] = own
+        ranges = np.maximum(others[:, None], own[:, None] / self.factors)
+        sums = (self.sums - part)[:, None] + part[:, None] * self.squares
+        return np.asarray(self.weights @ (np.square(ranges) * sums))
+
+    def move(self, channel: int, step: int) -> None:
+        """Make a step of a channel."""
+        self.exponents[channel] += self.steps[step]
+        self.at[channel] = self.given[channel] + self.exponents[channel]
+        self.ranges[:, channel] /= self.factors[:, step]
+        part = self.parts[:, channel] * self.squares[:, step]
+        self.sums += part - self.parts[:, channel]
+        self.parts[:, channel] = part
 
 
 def cost(terms: Sequence[Term], exponents: np.ndarray) -> np.ndarray:

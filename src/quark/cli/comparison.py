@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,9 @@ from quark.cli.sources import feeds
 from quark.cli.verdicts import FAILED, Subject, judge_all, parse_bound, remedies
 from quark.dataclass import dataclass
 from quark.onnx.causes import SAMPLES, Causes, causes, with_causes
-from quark.onnx.compare import Comparison, compare
+from quark.onnx.compare import TIMED, Checks, Comparison, compare
 from quark.onnx.evaluation import layer_table
 from quark.onnx.examples import examples
-from quark.onnx.latency import median_seconds
 from quark.onnx.page import model_view
 from quark.onnx.page import page as report_of
 from quark.report import Report, Table, decibels
@@ -75,6 +74,7 @@ def _compared(request: Compare, path: Path, samples: Any, causing: bool) -> Comp
             request.model,
             path,
             samples,
+            Checks(timed=TIMED),
             progress=lambda done: update("compare", done, len(samples)),
             libraries=request.libraries,
         )
@@ -88,18 +88,15 @@ def _compared(request: Compare, path: Path, samples: Any, causing: bool) -> Comp
                 libraries=request.libraries,
             )
             found = with_causes(found, measured)
-    seconds = median_seconds(
-        {"float": request.model, "quantized": path}, next(iter(samples)), libraries=request.libraries
-    )
-    return ComparedModel(path, found, _verdict(request, path, found, seconds), measured)
+    return ComparedModel(path, found, _verdict(request, path, found), measured)
 
 
-def _verdict(request: Compare, path: Path, found: Comparison, seconds: Mapping[str, float]) -> Verdict:
+def _verdict(request: Compare, path: Path, found: Comparison) -> Verdict:
     """The lines about one quantized model."""
     source = request.source
     where = "on generated data, which says little" if source.random else f"on {found.samples} samples"
     subject = Subject(request.model, path, None, source_words(source), where, libraries=request.libraries)
-    lines = judge_all(subject, None, found, seconds)
+    lines = judge_all(subject, None, found)
     lost = any(line.bad and line.subject == "accuracy" for line in lines)
     words = ["quark", "auto", str(request.model), *subject.source, "-o", str(path.with_name(f"{path.stem}_best.onnx"))]
     advice = [f"what an expert would try, not tried: {shlex.join(words)}"] if lost else []

@@ -26,7 +26,7 @@ from quark.errors import DataError, NoSamplesError, check_name
 from quark.files.outputs import Output, drafts
 from quark.numerics.formats import Int
 from quark.onnx import Config, ModelQuantizer, get_default_config
-from quark.onnx.compare import Comparison, MovedOutput, compare, moved_most
+from quark.onnx.compare import FLOAT, QUANTIZED, TIMED, Checks, Comparison, compare
 from quark.onnx.config_file import load_config, read_values, share_of
 from quark.onnx.data import Feed
 from quark.onnx.data_files import is_picture
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 CHECKED = 16
 """Samples that the check after the quantization runs on."""
+HURRY = 0.3
+"""Seconds for comparing slow models, and for timing, where nobody asked for the figures."""
 TARGETS = ("any", "cpu")
 
 
@@ -76,7 +78,8 @@ class Demands:
         if check is None:
             return []
         below = [self.bound.failure(check.comparison)] if self.bound else []
-        ratio = check.seconds["float"] / check.seconds["quantized"]
+        seconds = check.comparison.seconds
+        ratio = seconds[FLOAT] / seconds[QUANTIZED]
         slow = self.not_slower and ratio < 1 - SAME
         return [*filter(None, below), *([f"--fail-slower: {ratio:.2f} times as fast as float here"] if slow else [])]
 
@@ -88,12 +91,10 @@ def demanded(fail_under: str | None, fail_slower: bool) -> Demands:
 
 @dataclass(frozen=True)
 class Check:
-    """What running both models on ``samples`` showed; seconds are per inference of one sample."""
+    """What running both models on ``samples`` showed."""
 
     comparison: Comparison
-    seconds: Mapping[str, float]
     samples: list[Feed]
-    moved: MovedOutput | None = None
     causes: Causes | None = None
     libraries: Libraries = None
 
@@ -125,7 +126,8 @@ def run(request: Quantize) -> None:
         result.plan.preprocessing = None if pictures is None else pictures.to_dict()
         libraries = config.global_quant_config.extra_options.get(LIBRARIES)
         files = request.model, written.output
-        done = check_of(*files, shown, report is not None, libraries) if measured else None
+        hurry = judged is None and report is None and demands == Demands()
+        done = check_of(*files, shown, report is not None, libraries, hurry) if measured else None
         verdict = _verdict(written, request.output, settings, result, done, samples)
         if request.plan:
             write_text(result.plan.to_json(), paths["plan"])
@@ -178,7 +180,7 @@ def _verdict(
     preset = request.chosen if request.config is None else str(read_values(request.config)["preset"])
     choice = Choice(preset, settings, request.algorithms)
     words = source_words(request.source)
-    found, feeds_ = check and check.comparison, check.samples if check else []
+    found, feeds_ = (None, []) if check is None else (check.comparison, check.samples)
     feed = feeds_[0] if feeds_ else None
     judged_on = [] if request.eval_data is None else ["--eval-data", str(request.eval_data)]
     typed: dict[str, Any] = {
@@ -191,13 +193,13 @@ def _verdict(
     }
     files = (request.model, request.output)
     subject = Subject(*files, choice, words, _where(request, check), feed, named, **typed)
-    lines = judge_all(subject, result.plan, found or None, check.seconds if check else {})
+    lines = judge_all(subject, result.plan, found)
     if check is None:
         lines.insert(0, Line("accuracy", "not measured", "no samples" if samples is None else "--no-check", bad=True))
     untried = [why.partition(": ") for one in result.passes if one.name == FIRST_RUN for why in one.refused]
     lines += [Line(FIRST_RUN, what, reason, bad=True) for what, _, reason in untried]
-    if check is not None and check.moved is not None:
-        lines.insert(1, runtime_line(check.moved.name, check.moved.optimized, check.moved.written))
+    if found is not None and found.moved is not None:
+        lines.insert(1, runtime_line(found.moved.name, found.moved.optimized, found.moved.written))
     ways = shlex.join(words) or "--data SAMPLES"
     measure = [f"quark onnx compare {shlex.quote(str(request.model))} {shlex.quote(str(named))} {ways}"]
     advice = advise(subject, result, found, (samples, feeds_)) if found else measure
@@ -257,18 +259,24 @@ def _judged(request: Quantize) -> Any:
     return feeds(request.model, source, judged_on=request.source.data)
 
 
-def check_of(first: Path, second: Path, samples: Iterable[Feed], layers: bool, libraries: Libraries) -> Check:
-    """Run a float model and its quantized form on the first of ``samples``, and time both on one of them."""
+def check_of(
+    first: Path, second: Path, samples: Iterable[Feed], layers: bool, libraries: Libraries, hurry: bool = False
+) -> Check:
+    """Run a float model and its quantized form on the first of ``samples``, and time both on one of them.
+
+    ``hurry``: of slow models on fewer; nobody asked for the figure.
+    """
     from quark.onnx.causes import causes, with_causes
-    from quark.onnx.latency import median_seconds
 
     chosen: list[Feed] = list(islice(samples, CHECKED))
     with bars() as update:
-        found = compare(first, second, chosen, layers, lambda done: update("compare", done, len(chosen)), libraries)
+        checks = Checks(layers, moved=True, timed=HURRY if hurry else TIMED, enough=HURRY if hurry else None)
+        total = len(chosen)
+        found = compare(first, second, chosen, checks, lambda n: update("compare", n, total), libraries)
+        chosen = chosen[: found.samples]
         measured = causes(first, second, chosen, libraries=libraries) if layers else None
         found = found if measured is None else with_causes(found, measured)
-    seconds = median_seconds({"float": first, "quantized": second}, chosen[0], libraries=libraries)
-    return Check(found, seconds, chosen, moved_most(first, second, chosen[0], libraries), measured, libraries)
+    return Check(found, chosen, measured, libraries)
 
 
 def outcome(request: Quantize, check: Check | None) -> Table:
@@ -277,7 +285,7 @@ def outcome(request: Quantize, check: Check | None) -> Table:
     rows = [("size", file_size(before), file_size(after), f"{before / after:.1f}×")]
     note = ""
     if check is not None:
-        first, second = check.seconds["float"], check.seconds["quantized"]
+        first, second = (check.comparison.seconds[name] for name in (FLOAT, QUANTIZED))
         rows.append(("latency", milliseconds(first), milliseconds(second), f"{first / second:.1f}×"))
         for name, distance in check.comparison.outputs.items():
             rows.append((f"SQNR of {name}", "", decibels(distance.sqnr), ""))
@@ -303,7 +311,7 @@ def facts(request: Quantize, result: Result, seconds: float, check: Check | None
     if check is not None:
         outputs = check.comparison.outputs.items()
         found["outputs"] = {name: {"sqnr": d.sqnr, "cosine": d.cosine, "l2": d.l2} for name, d in outputs}
-        found["latency_seconds"] = dict(check.seconds)
+        found["latency_seconds"] = dict(check.comparison.seconds)
         found["checked_samples"] = check.comparison.samples
     return found
 

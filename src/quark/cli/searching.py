@@ -182,5 +182,5 @@ def _judged(
         where = "on generated data, which says little" if request.source.random else f"on {shown[1]}"
         choice = None if request.config else Choice(request.chosen)
         subject = Subject(request.model, made, choice, (), where, check.samples[0], libraries=libraries)
-        lines = judge_all(subject, result.plan, check.comparison, check.seconds)
+        lines = judge_all(subject, result.plan, check.comparison)
         return lines, check, repeating(result.plan)

@@ -1,7 +1,8 @@
 """The last lines of a command: is the model good, and what to type if it is not.
 
 Where accuracy is not good and samples are at hand, the recipes of ``quark.onnx.recipes`` are tried on the model for
-about ``SECONDS``; the command that is printed has been run, and its figure stands beside it.
+as long as the quantization took, or ``LEAST`` seconds; the command that is printed has been run, and its figure
+stands beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, QuarkError, check_name
 from quark.numerics.formats import Int, get_format
 from quark.onnx import Config, ModelQuantizer
-from quark.onnx.compare import Comparison, compare
+from quark.onnx.compare import ENDS, FLOAT, QUANTIZED, Comparison, compare
 from quark.onnx.config_file import load_config
 from quark.onnx.coverage import Coverage, coverage, float_layers
 from quark.onnx.data import Feed
@@ -46,8 +47,8 @@ from quark.report.verdict import (
     worst,
 )
 
-SECONDS = 60.0
-"""Time for attempts, where the first result is not good."""
+LEAST, SECONDS = 10.0, 60.0
+"""Time for attempts, where the first result is not good: as long as that took, but within these bounds."""
 FEW = 32
 """Elements of a float weight up to which its codes cannot save anything: the scale and the node take some 200 bytes."""
 FAILED = 3
@@ -155,15 +156,13 @@ class Subject:
         return Config(global_quant_config=with_typed(config, self.exclude, self.layout))
 
 
-def judge_all(
-    subject: Subject, plan: Plan | None, found: Comparison | None, seconds: Mapping[str, float]
-) -> list[Line]:
+def judge_all(subject: Subject, plan: Plan | None, found: Comparison | None) -> list[Line]:
     """The lines that hold for what was written; those without a measurement are left out."""
     lines = []
     if found is not None:
         lines.append(accuracy_line(worst(found.outputs, found.answers), subject.where))
-    if seconds:
-        lines.append(speed_line(seconds["float"], seconds["quantized"], elsewhere(subject.choice)))
+    if found is not None and found.seconds:
+        lines.append(speed_line(found.seconds[FLOAT], found.seconds[QUANTIZED], elsewhere(subject.choice)))
     lines.append(size_line(file_bytes(subject.model), file_bytes(subject.output)))
     return [*lines, *_coverage(subject, plan)]
 
@@ -209,17 +208,19 @@ def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[A
             return None
         if proto is None:
             return None
-        again = compare(subject.model, proto, chosen, layers=False, libraries=subject.libraries)
+        again = compare(subject.model, proto, chosen, ENDS, libraries=subject.libraries)
         return worst(again.outputs, again.answers)
 
     npu = "npu" in get_preset(subject.choice.preset).hardware
     operators, lost = frozenset(describe(subject.model).operators), judged.level == 0
     situation = Situation(operators, result.plan.proposals, npu, lost=lost)
-    climb = Climb(Attempt(subject.choice, judged), situation, measure)
-    best, tried = climb.within(SECONDS), climb.tried
+    took = sum(result.seconds.values())
+    climb = Climb(Attempt(subject.choice, judged), situation, measure, slowest=took)
+    best, tried = climb.within(min(SECONDS, max(LEAST, took))), climb.tried
     if best.choice == subject.choice or best.judged is None:
         others = "other configurations were" if tried != 1 else "other configuration was"
-        return [f"{tried} {others} no better; {longer(subject, subject.choice)}"]
+        tries = f"{tried} {others} no better" if tried else "no other configuration was tried: each would take longer"
+        return [f"{tries}; {longer(subject, subject.choice)}"]
     figure = f"tried: {LEVELS[best.judged.level]}, {best.judged.reason}; cause: {'; '.join(best.causes)}"
     said = [f"{command(subject, best.choice)}   ({figure})"]
     if best.judged.level < len(LEVELS) - 1:

@@ -20,7 +20,7 @@ from quark.files.outputs import Output, check_outputs
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.auto import auto
 from quark.onnx.causes import causes, with_causes
-from quark.onnx.compare import Comparison, compare
+from quark.onnx.compare import ENDS, Comparison, compare
 from quark.onnx.coverage import coverage
 from quark.onnx.describe import file_bytes
 from quark.onnx.examples import examples
@@ -82,7 +82,7 @@ def measure(preset: str, folder: Path) -> DemoRow:
     """Quantize with one preset; measure on the held-out images."""
     (train, _), (inputs, labels) = data.split()
     path, seconds = quantize(preset, train[:CALIBRATION], folder)
-    distance = compare(data.model_path(), path, batches(inputs), layers=False).outputs["logits"]
+    distance = compare(data.model_path(), path, batches(inputs), ENDS).outputs["logits"]
     return DemoRow(preset, path, seconds, top1(path, inputs, labels), distance.sqnr)
 
 

@@ -26,8 +26,8 @@ from quark.files.journal import Journal
 from quark.measure.answers import Answers
 from quark.measure.score import Score, by_chance
 from quark.onnx import fingerprint
-from quark.onnx.climb import GOOD, SLOW, Attempt, Climb, layers_apart
-from quark.onnx.compare import compare
+from quark.onnx.climb import GOOD, Attempt, Climb, layers_apart
+from quark.onnx.compare import ENDS, compare
 from quark.onnx.describe import describe, file_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import library_files
@@ -133,7 +133,7 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
             own: dict[str, Any] = {"name": trial.name, "choice": trial.choice, "causes": trial.causes, "path": path}
             return replace(before, same=before.name, **own)
         with self.clock.during("judging"):
-            found = compare(self.model, path, self.samples.choose, layers=False, libraries=self.goal.libraries)
+            found = compare(self.model, path, self.samples.choose, ENDS, libraries=self.goal.libraries)
             judged = worst(found.outputs, found.answers)
             value, chance = self.measured(path)
         trial = replace(trial, judged=judged, value=value, bytes=file_bytes(path), chance=chance, digest=digest)
@@ -332,7 +332,7 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
             return None if base.error else base
         pace = self.speed(base)
         applies = pace < 1 + SAME and QUICKER.applies(replace(self.situation, slow=True), base.choice)
-        if applies and self.clock.fits(SLOW * self.usual(base.pace)):
+        if applies and self.clock.fits(QUICKER.times * self.usual(base.pace)):
             tuned = self.attempt(OnnxTrial.of(QUICKER.change(base.choice), (*base.causes, QUICKER.cause)))
             if not tuned.error and (quicker := self.speed(tuned)) > pace:
                 base, pace = tuned, quicker
@@ -399,7 +399,7 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
             outcome.confirmed = outcome.solved
             return outcome
         path, libraries = outcome.winner.path or self.model, self.goal.libraries
-        found = compare(self.model, path, self.samples.report, False, None, libraries)
+        found = compare(self.model, path, self.samples.report, ENDS, None, libraries)
         outcome.reported = worst(found.outputs, found.answers)
         if self.goal.reporting is not None:
             judge = self.goal.reporting

@@ -16,8 +16,6 @@ from quark.onnx.recipes import RECIPES, Choice, Recipe, Situation
 from quark.report.verdict import LEVELS, Judged
 
 GOOD = len(LEVELS) - 1
-SLOW = 4
-"""How many times as long as the others a slow recipe takes, about."""
 #: By how much a configuration must be better than another, in kept answers and in dB, to be preferred to it.
 CLEAR_SHARE, CLEAR_DECIBELS = 0.005, 0.1
 ERRORS = 2  # standard errors that answers must differ by: of many recipes one has luck
@@ -132,8 +130,7 @@ class Climb:
     def open(self, recipe: Recipe | None = None, kept: float = 0.0) -> bool:
         """Whether another attempt makes sense: with ``kept`` seconds left, at its own pace or that of the slowest."""
         done = self.best.judged is not None and self.best.judged.level >= GOOD
-        usual = self.slowest * (SLOW if recipe is not None and recipe.slow else 1)
-        own = usual if recipe is None else self.pace.get(recipe.name, usual)
+        own = self.slowest if recipe is None else self.pace.get(recipe.name, self.slowest * recipe.times)
         return not done and time.perf_counter() + own + kept <= self.end
 
     def over(self, rows: Sequence[Recipe]) -> None:
@@ -147,7 +144,7 @@ class Climb:
             self.trying = Attempt(choice, None, (*self.best.causes, recipe.cause))
             attempt = replace(self.trying, judged=self.measure(choice))
             self.pace[recipe.name] = time.perf_counter() - start
-            self.slowest = max(self.slowest, self.pace[recipe.name] / (SLOW if recipe.slow else 1))
+            self.slowest = max(self.slowest, self.pace[recipe.name] / recipe.times)
             self.tried += 1
             if attempt.beats(self.best):
                 self.best = self._alone(recipe, attempt)

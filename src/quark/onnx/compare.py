@@ -14,9 +14,11 @@ compared once the scale is undone. Not handled: tensors inside subgraphs, those 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -45,6 +47,12 @@ from quark.report.values import LayerView, TensorView, Weakness
 
 Model = str | Path | onnx.ModelProto
 BINS = 128
+FEWEST = 4
+"""Samples that are compared however long they take."""
+TIMED = 2.0
+"""Seconds for timing where the figure was asked for."""
+FLOAT, QUANTIZED = "float", "quantized"
+"""The names of both models where they are timed."""
 ODD = 25.0  # dB, below which a layer may have been rescaled
 QUANTIZERS = ("QuantizeLinear", "QuantizeDequantize")  # endings: other domains count, DequantizeLinear does not
 
@@ -100,7 +108,9 @@ class Comparison:
     """The distances of all outputs, of all layers and tensors that could be matched, and the layers of weak weights.
 
     ``answers``: what a user reads off each output, and how much of it is kept. An output of another shape than the
-    float model's in some sample (another number of detections) has no distance there.
+    float model's in some sample (another number of detections) has no distance there. ``moved``: the output that ONNX
+    Runtime's optimizations move most, where that was asked for and is more than ``MOVED``. ``seconds``: per inference
+    of the first sample, of "float" and "quantized", where that was asked for.
     """
 
     outputs: dict[str, Distance]
@@ -109,13 +119,35 @@ class Comparison:
     samples: int
     weak: tuple[Weakness, ...] = ()
     answers: Mapping[str, Answers] = field(default_factory=dict)
+    moved: MovedOutput | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a comparison measures beside the distances of outputs, and how long.
+
+    Attributes:
+        layers: whether intermediate tensors are compared (both models then run twice per sample).
+        moved: whether the quantized graph is also run as it is written, on the first sample.
+        timed: seconds in which both models are timed on it, side by side, about; None: they are not.
+        enough: seconds of the processor; where ``FEWEST`` samples took longer, no other one is compared. None: all are.
+    """
+
+    layers: bool = True
+    moved: bool = False
+    timed: float | None = None
+    enough: float | None = None
+
+
+ALL, ENDS = Checks(), Checks(layers=False)
 
 
 def compare(
     float_model: Model,
     quantized_model: Model,
     samples: Iterable[Feed],
-    layers: bool = True,
+    checks: Checks = ALL,
     progress: Callable[[int], None] | None = None,
     libraries: Libraries = None,
 ) -> Comparison:
@@ -125,7 +157,7 @@ def compare(
         float_model: path or model.
         quantized_model: path or model with the same inputs and outputs.
         samples: feeds ``{input name: array}``.
-        layers: also compare intermediate tensors (both models then run twice per sample).
+        checks: what is measured beside the outputs, and how long.
         progress: called with the number of samples done.
         libraries: files with the models' custom operators.
 
@@ -136,16 +168,25 @@ def compare(
     first, second = load(float_model), load(quantized_model)
     refuse_bfloat16(first, float_model, CPU)
     names = outputs_of(first, second)
-    pairs = tuple(pairs_of(first, second)) if layers else ()
+    pairs = tuple(pairs_of(first, second)) if checks.layers else ()
     layout = relaid(first, second)
-    end_to_end = _both(first, second, names, names, libraries, layout)
+    runtime = Runtime(libraries=libraries, usual=checks.timed is not None)
+    ours, theirs = Runner(first, names, runtime=runtime), Runner(second, names, runtime=runtime)
+    end_to_end = _paired(ours, theirs, names, names, layout)
     inner = _both(first, second, [p.name for p in pairs], [p.quantized for p in pairs], libraries, layout)
     outputs, answers = {name: Distance() for name in names}, {name: Answers() for name in names}
     distances, scalings = [Distance() for _ in pairs], [Scaling() for _ in pairs]
     ranges = [_code_range(pair) for pair in pairs]
-    done = 0
+    done, start = 0, time.process_time()
+    beside: dict[str, Any] = {}
     for done, feed in enumerate(checked(samples_of(as_reader(first, samples)), inputs_of(first)), start=1):
         found = dict(zip(names, end_to_end(feed), strict=True))
+        if done == 1 and checks.moved:
+            written = Runner(second, names, runtime=Runtime(libraries=libraries, optimize=False))
+            beside["moved"] = _moved_most(found, dict(zip(names, _answers(written, feed, names, layout), strict=True)))
+        if done == 1 and checks.timed is not None:
+            both = {FLOAT: (float_model, ours, feed), QUANTIZED: (quantized_model, theirs, layout.taken(feed))}
+            beside["seconds"], start = pace_of(both, checks.timed, libraries), time.process_time()
         first_said, second_said = ({name: pair[of] for name, pair in found.items()} for of in (0, 1))
         update_answers(answers, first_said, second_said)
         for name, (x, y) in found.items():
@@ -155,8 +196,24 @@ def compare(
             _observe(distance, scaling, codes, x, y)
         if progress:
             progress(done)
-    weak = of_model(second) if layers else ()
-    return Comparison(outputs, _layers(pairs, distances, scalings), _views(pairs, ranges), done, weak, answers)
+        if checks.enough is not None and done >= FEWEST and time.process_time() - start > checks.enough:
+            break
+    weak = of_model(second) if checks.layers else ()
+    views = _layers(pairs, distances, scalings), _views(pairs, ranges)
+    return Comparison(outputs, *views, done, weak, answers, **beside)
+
+
+def pace_of(
+    models: Mapping[str, tuple[Model, Runner, Feed]], seconds: float, libraries: Libraries
+) -> Mapping[str, float]:
+    """Seconds of an inference of each model, by name; one that is run in pieces is opened as a user opens it."""
+    from quark.onnx import latency
+
+    sessions = {
+        name: (runner.session or latency.usual_session(model, libraries), feed)
+        for name, (model, runner, feed) in models.items()
+    }
+    return latency.session_seconds(sessions, seconds)
 
 
 MOVED = 0.5
@@ -178,25 +235,28 @@ class MovedOutput:
     written: float
 
 
-def moved_most(
-    float_model: Model, quantized_model: Model, feed: Feed, libraries: Libraries = None
+def _moved_most(
+    optimized: Mapping[str, tuple[np.ndarray, np.ndarray]], written: Mapping[str, np.ndarray]
 ) -> MovedOutput | None:
-    """The output that the optimizations move most on a sample, if by more than ``MOVED``; arguments as ``compare``."""
-    first, second = load(float_model), load(quantized_model)
-    names, layout = outputs_of(first, second), relaid(first, second)
-    found: dict[str, list[float]] = {name: [] for name in names}
-    ours = Runner(first, names, runtime=Runtime(libraries=libraries))
-    for optimize in (True, False):
-        theirs = Runner(second, names, runtime=Runtime(libraries=libraries, optimize=optimize))
-        for name, (x, y) in zip(names, _paired(ours, theirs, names, names, layout)(feed), strict=True):
-            distance = Distance()
-            if x.dtype.kind == "f" and x.shape == y.shape:
-                distance.update(x, y)
-            found[name].append(distance.sqnr)
+    """The output that the optimizations move most, if by more than ``MOVED``.
+
+    Args:
+        optimized: pairs of float and quantized outputs of a default session, by name.
+        written: quantized ones of the graph as it is written.
+    """
+    found = {name: (_decibels(x, y), _decibels(x, written[name])) for name, (x, y) in optimized.items()}
     told = {name: pair for name, pair in found.items() if all(map(math.isfinite, pair)) and min(pair) < EXACT}
     moved = [MovedOutput(name, *pair) for name, pair in told.items()]
     most = max(moved, key=lambda one: abs(one.optimized - one.written), default=None)
     return most if most is not None and abs(most.optimized - most.written) > MOVED else None
+
+
+def _decibels(x: np.ndarray, y: np.ndarray) -> float:
+    """The distance of one output on one sample; NaN where it has none."""
+    distance = Distance()
+    if x.dtype.kind == "f" and x.shape == y.shape:
+        distance.update(x, y)
+    return distance.sqnr
 
 
 def _observe(distance: Distance, scaling: Scaling, codes: CodeRange | None, x: np.ndarray, y: np.ndarray) -> None:
@@ -275,12 +335,19 @@ def _paired(
 ) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
 
     def run(feed: Feed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        x, y = ours.run(feed).values, theirs.run(layout.taken(feed)).values
-        pairs = zip(names, quantized, strict=True)
-        back = (np.moveaxis(y[key], -1, 1) if name in layout.moved else y[key] for name, key in pairs)
+        x, back = ours.run(feed).values, _answers(theirs, feed, names, layout, quantized)
         return ((x[name], array) for name, array in zip(names, back, strict=True))
 
     return run
+
+
+def _answers(
+    runner: Runner, feed: Feed, names: list[str], layout: Relaid, own: list[str] | None = None
+) -> Iterator[np.ndarray]:
+    """What the second model says on a sample of the first, in the axes of the first; ``own``: its names for it."""
+    found = runner.run(layout.taken(feed)).values
+    pairs = zip(names, own or names, strict=True)
+    return (np.moveaxis(found[key], -1, 1) if name in layout.moved else found[key] for name, key in pairs)
 
 
 def outputs_of(first: ir.Model, second: ir.Model) -> list[str]:

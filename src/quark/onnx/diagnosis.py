@@ -26,6 +26,7 @@ from quark.numerics.affine import fake_quantize
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Channel, Tensor
+from quark.numerics.metrics import median
 from quark.onnx.bodies import alone, graphs, place_of
 from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, let_go, name_of
 from quark.onnx.qdq.channel_axes import is_off_channel, weight_axes
@@ -159,7 +160,7 @@ def judge(weight: Weight) -> Weakness | None:
     noise = _noise(weight, scale)
     signal = np.square(weight.values, dtype=np.float64).sum(1)
     with np.errstate(divide="ignore"):
-        sqnr = _median(10 * np.log10(signal[alive] / noise[alive]))
+        sqnr = median(10 * np.log10(signal[alive] / noise[alive]))
         used = 1 + np.log2(widest[alive] / scale[alive])
     bits = int(weight.format.bits)
     kept = int(np.clip(np.rint(_lowest_tenth(used)), 0, bits))
@@ -167,12 +168,6 @@ def judge(weight: Weight) -> Weakness | None:
     if not starved and sqnr >= ENOUGH:
         return None
     return Weakness(name_of(weight.node), weight.node.op_type, sqnr, _advice(weight, starved, kept, bits, sqnr))
-
-
-def _median(values: np.ndarray) -> float:
-    """The middle value (``np.median`` imports masked arrays, which takes longer than all layers of ResNet-50)."""
-    ascending = np.sort(values)
-    return float(ascending[(len(values) - 1) // 2] + ascending[len(values) // 2]) / 2
 
 
 def _lowest_tenth(used: np.ndarray) -> float:

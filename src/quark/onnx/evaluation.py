@@ -14,7 +14,7 @@ import onnx
 from quark.config.options import Options
 from quark.errors import ConfigError
 from quark.onnx.bodies import CONTROL
-from quark.onnx.compare import Comparison, compare
+from quark.onnx.compare import Checks, Comparison, compare
 from quark.onnx.data import CachedDataReader, RandomDataReader, readable_again, samples_of
 from quark.onnx.data_layout import as_reader
 from quark.report.tables import decibels
@@ -55,7 +55,7 @@ def evaluate(
     layers = options.PrintSummary and not options.CryptoMode
     libraries = options.UserCustomOpLibPath
     return compare(
-        model_input, quantized, samples_of(as_reader(model_input, source), limit), layers=layers, libraries=libraries
+        model_input, quantized, samples_of(as_reader(model_input, source), limit), Checks(layers), libraries=libraries
     )
 
 

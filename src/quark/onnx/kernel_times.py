@@ -11,7 +11,6 @@ Not handled: kernels that carry none of these names; the layout changes of the r
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.errors import OutputError
+from quark.numerics.metrics import median
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import session_options
@@ -92,7 +93,7 @@ def kernel_seconds(path: Path, feed: Feed, options: Options, threads: int | None
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith(KERNEL):
             times[event["name"].removesuffix(KERNEL)].append(event["dur"] * 1e-6)
-    return {kernel: statistics.median(seconds[WARM:] or seconds) for kernel, seconds in times.items()}
+    return {kernel: median(np.array(seconds[WARM:] or seconds)) for kernel, seconds in times.items()}
 
 
 def layer_of(kernel: str, names: Mapping[str, str]) -> str | None:

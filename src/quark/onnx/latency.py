@@ -2,12 +2,11 @@
 
 The models take turns in short blocks of inferences, so that a slow moment of the machine hits them all; the median of
 all counted inferences is what a user waits. The first ones of each block are not counted: they pay for cold caches, and
-on few cores for the threads of the session before, which go on spinning for a while.
+on few cores for the threads of the session before, which go on spinning for a while. Of slow models a block has fewer.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,20 +15,25 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from quark.numerics.metrics import median
 from quark.onnx.data import widened
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.model import load
 from quark.onnx.graph.session import open_session, quiet_options
 
-BLOCK, SKIPPED = 10, 4
-"""Inferences in a row, and how many of them are not counted."""
+SKIPPED, COUNTED = 4, 6
+"""Inferences in a row that are not counted, and that are, at most."""
+ROUNDS = 10
+"""Blocks of a model, at most."""
+WARM, LONG = 0.02, 0.1
+"""Seconds after which no more are left uncounted, and after which two that count are enough."""
 
 
 def median_seconds(
     models: Mapping[str, str | Path | onnx.ModelProto],
     feed: Mapping[str, np.ndarray],
     seconds: float = 2.0,
-    rounds: int = 10,
+    rounds: int = ROUNDS,
     libraries: Libraries = None,
 ) -> dict[str, float]:
     """The median time of one inference of each model, in seconds.
@@ -41,19 +45,28 @@ def median_seconds(
         rounds: blocks per model, at most.
         libraries: files with the models' custom operators.
     """
-    sessions = {name: _session(model, libraries) for name, model in models.items()}
-    feed = {name: np.asarray(value) for name, value in feed.items()}  # one of many numbers is no array of its own
+    return session_seconds(
+        {name: (usual_session(one, libraries), feed) for name, one in models.items()}, seconds, rounds
+    )
+
+
+def session_seconds(
+    sessions: Mapping[str, tuple[onnxruntime.InferenceSession, Mapping[str, np.ndarray]]],
+    seconds: float,
+    rounds: int = ROUNDS,
+) -> dict[str, float]:
+    """The same of sessions, each with its sample."""
     times: dict[str, list[float]] = {name: [] for name in sessions}
     end = time.perf_counter() + seconds
     for _ in range(rounds):
-        for name, session in sessions.items():
+        for name, (session, feed) in sessions.items():
             times[name] += _block(session, feed)
         if time.perf_counter() > end:
             break
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: median(np.array(found)) for name, found in times.items()}
 
 
-def _session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> onnxruntime.InferenceSession:
+def usual_session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> onnxruntime.InferenceSession:
     """A session as a user opens it: with ONNX Runtime's own memory and thread settings."""
     options = quiet_options()
     for library in library_files(libraries):
@@ -63,10 +76,17 @@ def _session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> onnxr
 
 def _block(session: onnxruntime.InferenceSession, feed: Mapping[str, np.ndarray]) -> list[float]:
     """The seconds of the counted inferences of one block."""
-    found = []
+    feed = {name: np.asarray(value) for name, value in feed.items()}  # one of many numbers is no array of its own
     feed = widened(feed, {one.name for one in session.get_inputs() if one.type == "tensor(float)"})
-    for _ in range(BLOCK):
+
+    def run() -> float:
         start = time.perf_counter()
         session.run(None, feed)
-        found.append(time.perf_counter() - start)
-    return found[SKIPPED:]
+        return time.perf_counter() - start
+
+    warm, found = [run()], [0.0] * 0
+    while len(warm) < SKIPPED and sum(warm) < WARM:
+        warm.append(run())
+    while len(found) < 2 or (len(found) < COUNTED and sum(found) < LONG):
+        found.append(run())
+    return found

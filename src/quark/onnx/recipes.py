@@ -105,6 +105,7 @@ class Recipe:
             change: the changed configuration.
         first: the engine itself proposed it: tried before anything is compared.
         slow: takes many times as long as a quantization: tried after all others.
+        times: how many times as long as a quantization it takes, about: on SqueezeNet, 16 samples.
         last: costs more than all others, and is the likeliest to help: time is kept for it while a model is lost.
     """
 
@@ -114,6 +115,7 @@ class Recipe:
     change: Callable[[Choice], Choice]
     first: bool = False
     slow: bool = False
+    times: float = 1.0
     last: bool = False
 
 
@@ -201,6 +203,7 @@ QUICKER = Recipe(
     "integers where float is faster on this machine",
     lambda situation, choice: situation.slow and _static(choice) and "TunedFloat" not in choice.options,
     _option("TuneSpeed", True),
+    times=4.0,
 )
 """For speed, which no other row is for: tried on a preset that is no faster than float, before the others."""
 
@@ -255,6 +258,7 @@ RECIPES = (
         "channels of very different ranges share the scale of their tensor",
         lambda situation, choice: bool(situation.operators & _CONVOLUTIONS),
         _algorithm("channel_equalization"),
+        times=10.0,
     ),
     Recipe(
         "32-bit biases",
@@ -267,42 +271,49 @@ RECIPES = (
         "two layers in a row of which one has all the range",
         lambda situation, choice: "Conv" in situation.operators,
         _algorithm("cle:keep_worse=false"),
+        times=10.0,
     ),
     Recipe(
         "SmoothQuant",
         "outlier channels in front of MatMul and Gemm",
         lambda situation, choice: bool(situation.operators & _PRODUCTS),
         _algorithm("smooth_quant"),
+        times=2.0,
     ),
     Recipe(
         "calibration search",
         "ranges that are too wide or too narrow for the values that matter",
         lambda situation, choice: _ranged(choice),
         _algorithm("calibration_search"),
+        times=12.0,
     ),
     Recipe(
         "bias correction",
         "channels whose mean moved",
         lambda situation, choice: bool(situation.operators & (_CONVOLUTIONS | _PRODUCTS)) and _static(choice),
         _algorithm("bias_correction"),
+        times=6.0,
     ),
     Recipe(
         "bias correction with gain",
         "channels whose mean and whose strength moved",
         lambda situation, choice: bool(situation.operators & _CONVOLUTIONS) and _static(choice),
         _gain,
+        times=6.0,
     ),
     Recipe(
         "AWQ",
         "weights of few bits that meet large activations",
         lambda situation, choice: bool(situation.operators & _PRODUCTS) and _mode(choice) == "nbits",
         _algorithm("awq"),
+        times=4.0,
     ),
     Recipe(
         "GPTQ",
         "rounding errors of weights that the weights not yet rounded can take over",
         lambda situation, choice: bool(situation.operators & _PRODUCTS) and _static(choice),
         _tuner("gptq"),
+        times=4.0,
     ),
     Recipe(
         "AdaRound",
@@ -310,6 +321,7 @@ RECIPES = (
         lambda situation, choice: _weights_tuned(situation, choice) and _whole(choice),
         _tuner("adaround:num_iterations=100"),
         slow=True,
+        times=20.0,
     ),
     Recipe(
         "AdaQuant",
@@ -317,6 +329,7 @@ RECIPES = (
         _weights_tuned,
         _tuner("adaquant:num_iterations=100,learning_rate=0.001"),
         slow=True,
+        times=20.0,
     ),
     Recipe(
         "16-bit activations",

@@ -9,7 +9,7 @@ from quark.errors import DataError, QuarkError
 from quark.files.private import private_folder
 from quark.onnx import fingerprint
 from quark.onnx.climb import Attempt
-from quark.onnx.compare import compare
+from quark.onnx.compare import ENDS, compare
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.shapes import leave_unsaid
@@ -26,7 +26,7 @@ def probed(model: Path, choice: Choice, fit: Sequence[Feed], choose: Sequence[Fe
     with private_folder() as folder:
         try:
             quantized(model, choice, folder / "probe.onnx", fit)
-            found = compare(model, folder / "probe.onnx", choose, layers=False, libraries=choice.options.get(LIBRARIES))
+            found = compare(model, folder / "probe.onnx", choose, ENDS, libraries=choice.options.get(LIBRARIES))
         except QuarkError:
             return Probed(rank=[], digest="")
         digest = fingerprint.of_model(files.load(folder / "probe.onnx"))

@@ -131,6 +131,11 @@ class Runner:
         finally:
             trim_heap()
 
+    @property
+    def session(self) -> onnxruntime.InferenceSession | None:
+        """Of the whole graph; None where nothing is to be run, or the graph is run in pieces."""
+        return self._session if isinstance(self._session, onnxruntime.InferenceSession) else None
+
     def run(self, feed: Feed) -> Observation:
         """One inference.
 
@@ -214,7 +219,7 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def session_options(runtime: Runtime = ON_CPU) -> onnxruntime.SessionOptions:
-    """Options of a session of our own: silent, without arena, with custom operators.
+    """Options of a session of our own: silent, without arena unless it is as a user's, with custom operators.
 
     Raises:
         ModelError: a library cannot be loaded.
@@ -222,19 +227,25 @@ def session_options(runtime: Runtime = ON_CPU) -> onnxruntime.SessionOptions:
     options = quiet_options()
     if not runtime.optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_cpu_mem_arena = False
-    options.enable_mem_pattern = False
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if runtime.spin and not shared() else "0")
     if runtime.as_given:
         options.add_session_config_entry(*_AS_GIVEN)
-    if runtime.threads is not None or shared():  # ONNX Runtime counts the cores of the machine
-        options.intra_op_num_threads = lent() if runtime.threads is None else runtime.threads
+    if not runtime.usual:
+        _sparingly(options, runtime)
     for library in library_files(runtime.libraries):
         try:
             options.register_custom_ops_library(library)
         except RUNTIME_ERRORS as error:
             raise ModelError(f"UserCustomOpLibPath: {str(library)!r} cannot be loaded: {_reason(error)}") from error
     return options
+
+
+def _sparingly(options: onnxruntime.SessionOptions, runtime: Runtime) -> None:
+    """No memory is kept from run to run, and no core busy with waiting."""
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if runtime.spin and not shared() else "0")
+    if runtime.threads is not None or shared():  # ONNX Runtime counts the cores of the machine
+        options.intra_op_num_threads = lent() if runtime.threads is None else runtime.threads
 
 
 def _check_known(name: str, tensors: Mapping[str, ir.Value], model: ir.Model) -> None:

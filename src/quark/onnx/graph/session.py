@@ -66,6 +66,7 @@ class Runtime:
         as_given: float weights stay what they are. ONNX Runtime (1.31) otherwise rounds those of a Conv,
             ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear to int8, one scale per tensor.
         optimize: let ONNX Runtime rewrite the graph; False: every node computes what it says.
+        usual: memory and threads are as in a session that a user opens, whose time is measured.
     """
 
     providers: Sequence[str] = CPU
@@ -74,6 +75,7 @@ class Runtime:
     spin: bool = False
     as_given: bool = False
     optimize: bool = True
+    usual: bool = False
 
     @classmethod
     def of(cls, options: Options) -> Runtime:
