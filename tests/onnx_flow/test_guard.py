@@ -17,6 +17,7 @@ import pytest
 from tests.onnx_flow import models
 from tests.onnx_flow import test_linear_algorithms as linear
 
+from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.onnx import (
@@ -34,9 +35,10 @@ from quark.onnx import (
     SmoothQuantConfig,
     SVDQuantConfig,
 )
-from quark.onnx.algorithms import smoothquant, stages
+from quark.onnx.algorithms import losses, smoothquant, stages
 from quark.onnx.algorithms.losses import Loss, gain
 from quark.onnx.algorithms.stages import TRANSFORMS
+from quark.onnx.graph.model import load
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import constant_array, set_constant
 
@@ -286,3 +288,30 @@ def test_only_the_harmful_half_is_put_back() -> None:
 def test_the_flag_is_a_flag(kind: type[AlgoConfig]) -> None:
     with pytest.raises(ConfigError, match="keep_worse"):
         kind(keep_worse=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("room", "run_again"), [(losses.BUDGET, 0), (0, 3), (2 * 4 * 8, 1)])
+def test_answers_of_the_float_model_are_kept_where_there_is_room(
+    room: int, run_again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three samples whose answers take 32 bytes each."""
+    monkeypatch.setattr(losses, "BUDGET", room)
+    model = load(models.model("g (float[1, 8] x) => (float[1, 8] y) { y = Relu (x) }", {}, 17))
+    feeds = [{"x": models.normal(1, 8, seed=seed)} for seed in range(3)]
+    reference = losses.Reference(model, feeds, Options())
+    runs: list[Any] = []
+    first = list(reference)
+    monkeypatch.setattr(losses.Runner, "run", noted(runs, losses.Runner.run))
+    for (feed, values), (_, again), given in zip(first, reference, feeds, strict=True):
+        np.testing.assert_array_equal(values["y"], np.maximum(given["x"], 0))
+        np.testing.assert_array_equal(values["y"], again["y"])
+        assert feed is given
+    assert len(runs) == run_again
+
+
+def noted(runs: list[Any], run: Any) -> Any:
+    def call(self: Any, feed: Any) -> Any:
+        runs.append(feed)
+        return run(self, feed)
+
+    return call

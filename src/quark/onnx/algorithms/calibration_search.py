@@ -23,7 +23,7 @@ from quark.config.job import Job
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.onnx.algorithms.context import JobContext
-from quark.onnx.algorithms.losses import Loss, compared, distance, joined
+from quark.onnx.algorithms.losses import Loss, Reference, compared, distance, joined
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport
@@ -70,12 +70,10 @@ def _measured(
     """Name of a method -> the job with it, and its loss. One quantized model is in memory at a time."""
     halves = (feeds[0::2], feeds[1::2]) if len(feeds) > 1 else (feeds,)
     trials = [Trials(model, replace(context, reader=list(half)), context.known) for half in halves]
+    unseen = [Reference(model, half, context.job.options) for half in reversed(halves)]
     found = {}
     for done, (name, job) in enumerate(_jobs(context.job, config), 1):
-        losses = [
-            distance(model, trial.quantized(job), unseen, job.options)
-            for trial, unseen in zip(trials, reversed(halves), strict=True)
-        ]
+        losses = (distance(other, trial.quantized(job)) for trial, other in zip(trials, unseen, strict=True))
         found[name] = job, joined(losses)
         context.progress(config.name, done, len(config.methods) + 1)
     return found

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 
 from quark.onnx.algorithms.context import JobContext
-from quark.onnx.algorithms.losses import Gain, Loss, distance, gain
+from quark.onnx.algorithms.losses import Gain, Loss, Reference, distance, gain
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.run import Feed
 
 #: Samples that decide.
 JUDGED = 32
@@ -45,7 +44,6 @@ def guarded(runs: Mapping[float, Transform], model: ir.Model, config: Any, conte
     before = model.clone()
     gains: dict[float, Gain] = {}
     told: dict[float, float] = {}
-    feeds: Sequence[Feed] = ()
     without: Loss | None = None
     for part, run in runs.items():
         model.graph = before.clone().graph
@@ -56,9 +54,10 @@ def guarded(runs: Mapping[float, Transform], model: ir.Model, config: Any, conte
             break  # so short a way changes nothing; those before may have helped
         if without is None:
             feeds = feeds_of(before, context, JUDGED)
-            without = _loss(before, before, feeds, context)
+            reference, judged = Reference(before, feeds, context.job.options), replace(context, reader=list(feeds))
+            without = _loss(reference, before, judged)
             told[0.0] = without.total
-        found = _loss(before, model, feeds, context)
+        found = _loss(reference, model, judged)
         gains[part], told[part] = gain(found, without), found.total
         log.info("%s: loss %.6g without, %.6g with %g of it", config.name, without.total, found.total, part)
     best = max(gains, key=lambda part: gains[part].mean if gains[part].sure else -math.inf)
@@ -84,7 +83,6 @@ def _reason(gains: Mapping[float, Gain], without: float, losses: Mapping[float, 
     return f"put back: on calibration data the loss was {without:.4g} without it and {with_it}"
 
 
-def _loss(reference: ir.Model, model: ir.Model, feeds: Sequence[Feed], context: JobContext) -> Loss:
+def _loss(reference: Reference, model: ir.Model, context: JobContext) -> Loss:
     """The loss of a float model once it is quantized; one quantized model is in memory at a time."""
-    trial = Trials(model, replace(context, reader=list(feeds)), context.known).quantized(context.job)
-    return distance(reference, trial, feeds, context.job.options)
+    return distance(reference, Trials(model, context, context.known).quantized(context.job))

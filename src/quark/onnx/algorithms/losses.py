@@ -11,7 +11,7 @@ its outputs, in which a large output counts no more than a small one. One sample
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -97,11 +97,34 @@ def joined(losses: Iterable[Loss]) -> Loss:
     return Loss(np.concatenate([one.noise for one in parts]), np.concatenate([one.signal for one in parts]))
 
 
-def distance(reference: ir.Model, quantized: ir.Model, feeds: Iterable[Feed], options: Options) -> Loss:
-    """The loss of a quantized model; one sample is in memory at a time."""
-    names = [str(value.name) for value in reference.graph.outputs]
-    floats, runner = (Runner(one, names, (), Runtime.of(options)) for one in (reference, quantized))
-    return _loss(_row(names, floats.run(feed).values, runner.run(feed).values) for feed in feeds)
+class Reference:
+    """What a float model says on samples, to be compared with more than once: up to ``BUDGET`` bytes are kept, what
+    does not fit is computed again."""
+
+    def __init__(self, model: ir.Model, feeds: Sequence[Feed], options: Options) -> None:
+        self.names, self.runtime = [str(value.name) for value in model.graph.outputs], Runtime.of(options)
+        self._model, self._feeds = model, feeds
+        self._kept: list[Values] = []
+        self._left = BUDGET
+
+    def __iter__(self) -> Iterator[tuple[Feed, Values]]:
+        runner = None
+        for number, feed in enumerate(self._feeds):
+            if number < len(self._kept):
+                yield feed, self._kept[number]
+                continue
+            runner = runner or Runner(self._model, self.names, (), self.runtime)
+            values = runner.run(feed).values
+            self._left -= sum(array.nbytes for array in values.values())
+            if self._left >= 0:
+                self._kept.append(values)
+            yield feed, values
+
+
+def distance(reference: Reference, quantized: ir.Model) -> Loss:
+    """The loss of a quantized model."""
+    runner = Runner(quantized, reference.names, (), reference.runtime)
+    return _loss(_row(reference.names, expected, runner.run(feed).values) for feed, expected in reference)
 
 
 def answers(model: ir.Model, feeds: Iterable[Feed], options: Options) -> list[Values]:
