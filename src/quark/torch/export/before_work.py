@@ -20,12 +20,13 @@ from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, has_one_scale
 from quark.torch.export.formats import FORMATS, PROGRAMS
 from quark.torch.export.genai import check_runs
+from quark.torch.export.gguf_in_transformers import check_gguf
 from quark.torch.export.gptq import check_words
 from quark.torch.export.layout import check_blocks
 from quark.torch.export.model_files import check_merged
 from quark.torch.export.skeleton import features_of, is_inside_attention
 from quark.torch.export.stacked_blocks import MODE, check_stacks
-from quark.torch.export.transformers_reads import check_gguf, without_values
+from quark.torch.export.transformers_reads import without_values
 from quark.torch.export.vllm_reads import check_for_vllm
 from quark.torch.matching import ACTIVATIONS, match
 from quark.torch.recurrent import unroll_recurrent

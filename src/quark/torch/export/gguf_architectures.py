@@ -7,7 +7,8 @@ would be read without a word and answer nonsense, so a type without a row is ref
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -86,12 +87,18 @@ def check_network(config: Any, row: Architecture) -> None:
     turns = getattr(config, "num_attention_heads", None) and not getattr(config, "kv_lora_rank", None)
     if turns and not row.partial and rotated_size(config) != head_size(config):
         raise ModelError(f"a part of each head is rotated, which llama.cpp does not do in {row.name!r}")
-    for key, wanted in {**dict.fromkeys(set(BIASES) - set(row.biases), False), **row.fixed}.items():
+    for key, wanted in {**dict.fromkeys(read_of(config, BIASES) - {*row.biases}, False), **row.fixed}.items():
         found = getattr(config, key, wanted)
         if (bool(found) if isinstance(wanted, bool) else found) != wanted:
             raise ModelError(f"{key} is {found!r}, and llama.cpp takes {wanted!r} for granted in {row.name!r}")
     check_sizes(config, row)
     check_layers(config, row)
+
+
+def read_of(config: Any, keys: Iterable[str]) -> set[str]:
+    """Those of some keys that the class of a configuration knows: what else a file says builds no layer."""
+    known = inspect.signature(type(config).__init__).parameters
+    return {key for key in keys if key in known or hasattr(type(config), key)}
 
 
 def check_layers(config: Any, row: Architecture) -> None:

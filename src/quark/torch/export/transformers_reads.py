@@ -25,11 +25,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, QuarkError
+from quark.errors import QuarkError
 from quark.numerics.granularity import Token
 from quark.torch.calibration import device_of
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
-from quark.torch.export.gguf_architectures import architecture_of
 from quark.torch.export.model_files import float_dtype, is_untied
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of
 from quark.torch.export.stored import StoredScales
@@ -38,8 +37,6 @@ from quark.torch.quantized_layer import QuantLayer, detach, quantized_layers
 from quark.torch.short_sample import TOKENS, example
 
 METHOD = "compressed-tensors"
-SHAPELESS = ("sliding_window", "layer_types", "hidden_act")  # entries that no tensor shows
-BY_TENSORS = ("stablelm",)  # whose network transformers tells by the tensors of a GGUF file
 TOKEN_AXES = 3  # batch, tokens, features
 OTHERS = (ValueError, TypeError, RuntimeError, IndexError, KeyError, NotImplementedError)  # a copy without values is no
 # whole model: only what asks for a weight is told
@@ -329,43 +326,3 @@ def initialized(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
         owners[name] = owner
         if owner is not None:
             yield name, module, owner
-
-
-def check_gguf(model: Any) -> None:
-    """Refuse what transformers makes another network of than the one that a GGUF file is of: it reads the entries of a
-    table of its own, and all others are those that the class of the configuration starts with.
-
-    Args:
-        model: its tensors need no values.
-
-    Raises:
-        ConfigError: a tensor that would be left out, or has another shape there, or an entry; the first is named.
-    """
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-    from transformers.integrations import ggml
-
-    config, model_type = model.config, str(model.config.model_type)
-    architecture = architecture_of(model_type).name
-    kind = architecture if architecture == "llama" else model_type.removesuffix("_text")  # of Mistral's files too
-    table: Mapping[str, Any] = ggml.GGUF_CONFIG_MAPPING
-    if kind not in table or kind in BY_TENSORS:
-        return
-    read = {*filter(None, table[kind].values()), "vocab_size", "tie_word_embeddings", "pad_token_id"}
-    given = {field: getattr(config, field) for field in read if hasattr(config, field)}
-    cls = CONFIG_MAPPING[kind if kind == architecture else model_type]
-    try:
-        with torch.device("meta"):
-            found = cls(**{**ggml.GGUF_CONFIG_DEFAULTS_MAPPING.get(kind, {}), **given})
-            made: Any = AutoModelForCausalLM.from_config(found)
-    except OTHERS:  # a configuration that transformers does not make: it says so itself
-        return
-    theirs = {name: tuple(value.shape) for name, value in made.state_dict().items()}
-    told = [f"{name!r} of {list(value.shape)}" for name, value in model.state_dict().items()
-            if theirs.get(name) != tuple(value.shape)]  # fmt: skip
-    told += [f"{name} {getattr(config, name)!r}" for name in SHAPELESS
-             if getattr(config, name, None) != getattr(made.config, name, None)]  # fmt: skip
-    if told:
-        raise ConfigError(
-            f"transformers makes another network of a GGUF file, without {told[0]}: its table of entries for {kind} "
-            f"(GGUF_CONFIG_MAPPING) lacks what this configuration says; --for llama.cpp and --format quark have it"
-        )
