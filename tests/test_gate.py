@@ -328,6 +328,7 @@ ALLOWED = {
     "quark.torch.search": PRIVATE,
     "quark.torch.export.card": DRAFT,
     "quark.torch.export.genai": DRAFT,
+    "quark.torch.export.gguf_in_transformers": PRIVATE,
     "quark.torch.export.gguf_model": DRAFT,
     "quark.torch.export.model_files": DRAFT,
     "quark.torch.export.modelopt": DRAFT,
