@@ -11,6 +11,7 @@ from torch import nn
 
 from quark.errors import ConfigError, DataError
 from quark.torch import ModelQuantizer
+from quark.torch.algorithms.gain import last_layers
 from quark.torch.quantization.config.config import (
     BiasCorrectionConfig,
     CLEConfig,
@@ -190,6 +191,23 @@ def test_gain_gives_the_last_layers_their_deviations_back(weight: QTensorConfig)
     for layer in (gained.boxes, gained.scores):
         rounded = layer.weight_quantizer(layer.weight)
         assert bool(((rounded - layer.weight).abs().flatten(1).amax(1) <= 0.501 * layer.weight_quantizer.scale).all())
+
+
+def test_a_layer_that_decides_whether_another_runs_is_not_last() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.more = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            chosen = self.gate(x)
+            return self.more(x) if chosen.sum() == 3 * chosen[0, 0] else chosen
+
+    model = Gate().eval()
+    with torch.no_grad():
+        model.gate.weight.zero_()
+        model.gate.bias.fill_(1.0)
+    assert last_layers(model, lambda: [model(torch.ones(1, 3))]) == {model.more}
 
 
 def test_gain_is_refused_for_decoder_blocks() -> None:

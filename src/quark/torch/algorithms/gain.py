@@ -38,7 +38,8 @@ def last_layers(model: nn.Module, forward: Callable[[], list[torch.Tensor]]) -> 
     for name in seen.order:
         with edited(layers, {}, {name: partial(scaled, layers[name])}):
             now = trace(layers, forward)
-        if all(torch.equal(now.inputs[other], seen.inputs[other]) for other in seen.order if other != name):
+        others = (other for other in seen.order if other != name)
+        if all(other in now.inputs and torch.equal(now.inputs[other], seen.inputs[other]) for other in others):
             found.add(layers[name])
     return frozenset(found)
 
