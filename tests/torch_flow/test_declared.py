@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.pairs import thinned
 from tests.torch_flow.export.networks import llama
 from tests.torch_flow.export.test_reload import quantized
@@ -136,6 +136,7 @@ def test_a_cache_that_is_float_is_not_said_to_be_lost(tmp_path: Path, capsys: py
 def test_a_model_with_an_adapter_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source("quark" if command.startswith("convert") else "float", True, tmp_path / "source")
     (tmp_path / "source" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    save_file({"lora_A.weight": torch.zeros(2, 8)}, tmp_path / "source" / "adapter_model.safetensors")  # no shard
     assert made(command, tmp_path / "source", tmp_path / "out") == 1
     assert "merge_and_unload" in capsys.readouterr().err and not (tmp_path / "out").exists()
 

@@ -110,6 +110,7 @@ def weight_files(folder: Path) -> dict[str, tuple[str, ...]]:
         return indexed_files(folder, indexes[0])
     files = list(folder.glob(f"*{SUFFIX}"))
     if len(files) != 1:
+        check_no_adapter(folder)  # whose weights are the second file
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         hint = f"; {', '.join(pickles)} may hold pickled weights, which are never loaded" if pickles else ""
         found = f"{len(files)} safetensors files and no index" if files else "no safetensors file"
