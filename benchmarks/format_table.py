@@ -1,4 +1,4 @@
-"""Writes ``src/quark/torch/export/format_table.tsv``: every scheme in every format, read by the programs themselves.
+"""Writes ``src/quark/config/format_table.tsv``: every scheme in every format, read by the programs themselves.
 
     python -m benchmarks.format_table export FOLDER               writes the models, and what our export refuses
     python -m benchmarks.format_table transformers FOLDER         reads them with transformers
@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import record
-from quark.torch.export.formats import ANY, EXPORT, FORMATS, PROGRAMS
+from quark.config.file_formats import ANY, EXPORT, FORMATS, PROGRAMS
 
-TABLE = Path(__file__).parents[1] / "src/quark/torch/export/format_table.tsv"
+TABLE = Path(__file__).parents[1] / "src/quark/config/format_table.tsv"
 TOKENS = 24
 OF_LAYER = re.compile(r"^(?:\S+ cannot hold '\S+': |'\S+' (?:is )?)")
 LENGTH = 150  # of an error in the table

@@ -38,7 +38,7 @@ ALLOWED = {
                 "torch/export/gguf_types.py",
                 "torch/export/modelopt.py",
                 "torch/export/stacked_blocks.py",
-                "torch/export/formats.py",
+                "config/file_formats.py",
                 "torch/files/foreign.py",
                 "torch/files/methods.py",
                 "torch/files/grids.py",

@@ -88,9 +88,9 @@ def cell(tiny: Any, name: str, cls: str) -> dict[str, Any] | str:
 
 def written(tiny: Any, model: Any, folder: Path) -> Any:
     """Quantize a model and write its graph; the model is given back."""
+    from quark.config.file_formats import check_formats
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.before_work import check_before_work
-    from quark.torch.export.formats import check_formats
     from quark.torch.export.write_as import export_as
 
     check_formats([SCHEME], "onnx", "onnxruntime-genai")

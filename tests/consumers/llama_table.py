@@ -247,10 +247,10 @@ def written(model: Any, kind: str, folder: Path, goal: Path) -> tuple[Any, dict[
     """Write a model; give the one whose values the file holds, and the types of its linear layers."""
     import tiny
 
+    from quark.config.file_formats import check_formats
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.api import export_gguf
     from quark.torch.export.before_work import check_before_work
-    from quark.torch.export.formats import check_formats
     from quark.torch.export.write_as import config_for
     from quark.torch.quantized_layer import quantized_layers
 

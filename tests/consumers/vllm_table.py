@@ -115,9 +115,9 @@ def written_model(
     model: Any, scheme: str, cache: str, form: str, goal: Path, floats: tuple[str, ...], data: list[Any]
 ) -> Any:
     """A copy of the model quantized and written for vLLM, as the command line does both; or QuarkError."""
+    from quark.config.file_formats import check_caches, check_formats
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.before_work import check_before_work
-    from quark.torch.export.formats import check_caches, check_formats
     from quark.torch.export.write_as import config_for, export_as
 
     check_formats([scheme], form, "vllm")

@@ -32,7 +32,7 @@ OPENERS = {
 #: What opens no file of a user's, or runs code of the user's by design: (reason, functions).
 APART = {
     "a part of the package, or of the system": (
-        "cli.doctor", "report.html", "report.process", "migration.answers", "torch.export.formats", "onnx.qdq.slower",
+        "cli.doctor", "report.html", "report.process", "migration.answers", "config.file_formats", "onnx.qdq.slower",
         "onnx.tuned_speed.processor", "search.knapsack._silent", "cli.torch_refusals.torch_version",
     ),
     "written by this process a moment ago": (

@@ -15,10 +15,10 @@ from tests.pairs import thinned
 from tests.torch_flow.export.networks import llama, logits
 from tests.torch_flow.export.test_reload import quantized
 
+from quark.config.file_formats import FORMATS, table
 from quark.errors import ConfigError, ModelError, QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.config.schemes import NAMES
-from quark.torch.export.formats import FORMATS, table
 from quark.torch.export.write_as import config_for, export_as
 from quark.torch.files.foreign import convert, quantized_model
 from quark.torch.files.prequantized import dequantize_checkpoint

@@ -12,9 +12,9 @@ import torch
 from quark import parallel
 from quark.algorithms.names import TORCH
 from quark.cli import torch_refusals as refusals
+from quark.config.file_formats import tried
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.config.schemes import KV_SCHEMES, NAMES, cache_scheme, scheme
-from quark.torch.export.formats import FORMATS, PROGRAMS
 
 
 def test_the_tables_are_those_of_the_schemes() -> None:
@@ -31,8 +31,7 @@ def test_the_tables_are_those_of_the_schemes() -> None:
     assert known - without - {"bias_correction"} == set(refusals.SAMPLED)
     assert known <= set(refusals.ALGORITHMS)
     assert {TORCH.get(name, name) for name in refusals.ALGORITHMS} == known
-    assert tuple(FORMATS) == refusals.FORMATS
-    assert tuple(PROGRAMS) == refusals.PROGRAMS
+    assert set(NAMES) <= tried()
 
 
 REFUSED = [
@@ -46,7 +45,10 @@ REFUSED = [
     ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "--format", "ggu"],
     ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "--device", "gpu"],
     ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "--device", "cuda:first"],
-    ["quantize-files", "model", "-o", "out", "-s", "fp8", "--data", "text", "--device", "mps"],
+    ["quantize", "model", "-o", "out", "-s", "int8_wo_per_channel", "--for", "llama.cpp", "--format", "quark"],
+    ["quantize-files", "model", "-o", "out", "-s", "int8_wo_per_channel", "--format", "awq"],
+    ["quantize-files", "model", "-o", "out", "-s", "int4_wo_32", "--kv-cache", "int8_per_token", "--for", "vllm"],
+    ["plan", "model", "-s", "int4_wo_32", "--layer", "*=mxfp4", "--format", "gptq"],
     ["quantize-files", "mode", "-o", "out", "-s", "int4_wo_32"],
     ["evaluate", "mode", "--data", "text"],
     ["evaluate", "model", "--data", "text"],

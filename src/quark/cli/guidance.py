@@ -38,6 +38,7 @@ BY_PLACE: tuple[tuple[str, str], ...] = (
     ("quark.observers", "docs/calibration.md"),
     ("quark.config.presets", "docs/choose.md#presets"),
     ("quark.config.options", "docs/options.md"),
+    ("quark.config.file_formats", "docs/export.md"),
     ("quark.search.auto", "docs/auto.md"),
     ("quark.search", "docs/search.md"),
     ("quark.torch.export", "docs/export.md"),

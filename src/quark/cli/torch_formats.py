@@ -9,7 +9,7 @@ from quark.cli.output import print_json, show
 from quark.report import Table
 
 if TYPE_CHECKING:
-    from quark.torch.export.formats import Row
+    from quark.config.file_formats import Row
 
 WRITTEN = "export"  # in the place of a program: our own export writes it
 
@@ -20,8 +20,8 @@ def run(scheme: str | None, format: str | None, program: str | None, json: bool)
     Raises:
         ConfigError: an unknown name.
     """
+    from quark.config.file_formats import ANY, chosen_format, table
     from quark.torch.config.schemes import scheme as known
-    from quark.torch.export.formats import ANY, chosen_format, table
 
     if scheme is not None:
         known(scheme)

@@ -26,6 +26,7 @@ from quark.cli.torch_refusals import (
 )
 from quark.cli.torch_request import Converted, FolderJob, InMemory
 from quark.cli.torch_verdict import coverage_of, sizes, tell
+from quark.config.file_formats import chosen_format
 from quark.errors import ConfigError, check_name
 from quark.files.folder import drop_detour, new_folder
 
@@ -66,7 +67,8 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
         check_names(request.scheme, request.kv_cache, request.layers)
     check_folder(request.model)
     check_algorithms(with_own(request.algorithms))
-    check_reader(request.format, request.program)
+    schemes = [] if request.scheme is None else [request.scheme, *split_layers(request.layers).values()]
+    check_reader(schemes, request.kv_cache, request.format, request.program)
     check_data(request.model, request.source.data)
     check_device(request.device)
     check_output(request.output, resumed)
@@ -191,13 +193,9 @@ def checked_format(request: FolderJob, values: dict[str, Any]) -> str:
         ConfigError: it has no such layers, or the program that is to read it does not read them there.
     """
     from quark.torch.config_file import schemes_of
-    from quark.torch.export.formats import check_caches, check_formats, chosen_format
 
-    format = chosen_format(request.format, request.program)
-    silent = "transformers" if format == "compressed-tensors" else None  # who says nothing may mean it
-    check_formats(schemes_of(values), format, request.program or silent)
-    check_caches(request.kv_cache or values.get("kv_cache"), format, request.program)
-    return format
+    caches = request.kv_cache or values.get("kv_cache")
+    return check_reader(schemes_of(values), caches, request.format, request.program)
 
 
 def chosen_values(request: FolderJob) -> dict[str, Any]:
@@ -383,15 +381,14 @@ def run_convert(request: Converted) -> None:
         ConfigError: codes that cannot be carried over, and nobody said that they may be made anew.
     """
     check_folder(request.model)
-    check_reader(request.format, request.program)
-    from quark.torch.export.formats import chosen_format
+    format = chosen_format(request.format, request.program)
     from quark.torch.files.foreign import convert
     from quark.torch.files.prequantized import method_of
 
     if request.scheme is not None:
         run_files(request)
         return
-    format, method = chosen_format(request.format, request.program), method_of(request.model)
+    method = method_of(request.model)
     check_output(request.output)
     start = time.perf_counter()
     with new_folder(request.output) as work:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from quark.algorithms.names import ROWS, TORCH
 from quark.algorithms.own import OWN
+from quark.config.file_formats import check_caches, check_formats, chosen_format
 from quark.errors import ConfigError, DataError, ModelError, check_name, unknown
 from quark.files.folder import UNFINISHED, check_detour, check_target
 
@@ -41,8 +42,6 @@ TEXTS = (".txt", ".md")
 #: Names of files that a tokenizer may lie in, of all its kinds.
 TOKENIZER = re.compile(r"token|vocab|merges|spm|spiece|sentencepiece|bpe|byte_maps|\.model$", re.IGNORECASE)
 ALGORITHMS = tuple(name for row in ROWS if row.torch for name in (row.torch, row.onnx, *row.also) if name)
-FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "mxfp4", "gguf", "onnx")
-PROGRAMS = ("vllm", "transformers", "llama.cpp", "onnxruntime-genai")
 #: Kinds of devices -> names in ``torch.version`` of libraries; torch must have been built with one of them.
 DEVICES: dict[str, tuple[str, ...]] = {"cpu": (), "meta": (), "cuda": ("cuda", "hip"), "xpu": ("xpu",), "mps": ()}
 NEEDS = "give a text with --data"
@@ -79,15 +78,17 @@ def check_algorithms(names: Sequence[str]) -> None:
             raise ConfigError(unknown("algorithm", name, known))
 
 
-def check_reader(format: str | None, program: str | None) -> None:
-    """Refuse an unknown format of the result, or program that is to read it.
+def check_reader(schemes: Iterable[str], kv_cache: str | None, format: str | None, program: str | None) -> str:
+    """The format that is meant; refuse one that has not the schemes, or in which the program does not read them.
 
     Raises:
-        ConfigError: the nearest name is shown.
+        ConfigError: that, or an unknown name; the nearest name is shown.
     """
-    for kind, name, known in (("format", format, FORMATS), ("program", program, PROGRAMS)):
-        if name is not None:
-            check_name(kind, name, known)
+    chosen = chosen_format(format, program)
+    silent = "transformers" if chosen == "compressed-tensors" else None  # who says nothing may mean it
+    check_formats(schemes, chosen, program or silent)
+    check_caches(kv_cache, chosen, program)
+    return chosen
 
 
 def check_data(model: Path, *paths: Path | None) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import plan_verdict
-from quark.cli.torch_refusals import check_data, check_device, check_folder, check_names, check_reader
+from quark.cli.torch_refusals import check_data, check_device, check_folder, check_names
 from quark.cli.torch_request import RankLayers, SearchLayers, TriedLayers
+from quark.config.file_formats import chosen_format, format_for
 from quark.errors import ConfigError
 from quark.report.progress import bars
 from quark.search.plan_file import check_kind
@@ -104,10 +105,9 @@ def run_search(request: SearchLayers) -> None:
     """Find a plan, write it, and tell on standard output."""
     data, wanted = given(request), replace(request.wanted, budget=request.wanted.budget or "size")
     check_one(wanted.target, wanted.limit, LANGUAGE)
-    check_reader(None, request.program)
+    chosen_format(None, request.program)
     check_data(request.model, wanted.eval_data)
     from quark.torch.config_file import schemes_of
-    from quark.torch.export.formats import format_for
     from quark.torch.search import ASKED, save_plan, search
 
     candidates, values = asked(request)

@@ -113,8 +113,8 @@ def following(request: FolderJob, facts: Mapping[str, Any], accuracy: Line) -> s
 
 def purpose_of(request: FolderJob, facts: Mapping[str, Any]) -> str:
     """The program that the folder is for, in the words of ``quark auto --for``."""
+    from quark.config.file_formats import PROGRAMS
     from quark.torch.auto import PURPOSES
-    from quark.torch.export.formats import PROGRAMS
 
     program = request.program or next((one.name for one in PROGRAMS.values() if one.format == facts["format"]), None)
     return next((purpose for purpose, name in PURPOSES.items() if name == program), "transformers")

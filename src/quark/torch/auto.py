@@ -21,6 +21,7 @@ from typing import Any
 
 from torch import nn
 
+from quark.config.file_formats import FORMATS, PROGRAMS, format_for, works
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, QuarkError
 from quark.files.journal import Journal
@@ -37,7 +38,6 @@ from quark.torch.config.schemes import scheme as named
 from quark.torch.config_file import config_of
 from quark.torch.digest import digest_of_samples, identity_of_model
 from quark.torch.export.before_work import check_before_work
-from quark.torch.export.formats import FORMATS, PROGRAMS, format_for, works
 from quark.torch.export.write_as import config_for, export_as
 from quark.torch.layer_runs import (
     FloatOutputs,

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from quark.config.file_formats import format_for
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
@@ -35,7 +36,6 @@ from quark.torch.config.schemes import base_name, scheme
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config_file import WHOLE, check_values, config_of, split, template_of
 from quark.torch.digest import digest_of_samples
-from quark.torch.export.formats import format_for
 from quark.torch.layer_runs import FloatOutputs, lay_out, measure, running, traffic_of
 from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer

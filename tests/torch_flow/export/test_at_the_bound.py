@@ -14,6 +14,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from quark.config.file_formats import FORMATS, quantizes_behind_rope
 from quark.errors import ConfigError
 from quark.torch.config.type import Dtype
 from quark.torch.export import (
@@ -28,7 +29,6 @@ from quark.torch.export import (
     vllm_reads,
 )
 from quark.torch.export import stored as stored_parts
-from quark.torch.export.formats import FORMATS, quantizes_behind_rope
 from quark.torch.fake_quantize import make_quantizer, parts
 from quark.torch.quantization.config.config import (
     FP4PerGroupSpec,

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from tests.torch_flow.export.networks import llama
 
 from quark.cli import main
+from quark.config.file_formats import FORMATS, check_formats, row_of
 from quark.errors import ConfigError
 from quark.torch.export.card import Card, facts, loader_of, text_of, uses, without_own, write_card
-from quark.torch.export.formats import FORMATS, check_formats, row_of
 from quark.torch.export.model_files import COPIED, copy_files
 
 pytest.importorskip("transformers")

@@ -12,11 +12,7 @@ from tests.torch_flow.export.networks import llama
 
 from quark.cli import main
 from quark.cli.torch_refusals import CACHES
-from quark.errors import ConfigError, QuarkError
-from quark.torch import LLMTemplate, ModelQuantizer
-from quark.torch.config.schemes import GGUF, NAMES, ROWS
-from quark.torch.export.before_work import check_before_work
-from quark.torch.export.formats import (
+from quark.config.file_formats import (
     ANY,
     CACHE,
     EXPORT,
@@ -28,6 +24,10 @@ from quark.torch.export.formats import (
     table,
     works,
 )
+from quark.errors import ConfigError, QuarkError
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.config.schemes import GGUF, NAMES, ROWS
+from quark.torch.export.before_work import check_before_work
 from quark.torch.export.write_as import config_for, export_as
 
 pytest.importorskip("transformers")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
+from quark.config.file_formats import FORMATS, PROGRAMS
 from quark.errors import ConfigError, as_a
 from quark.numerics.elements import Int
 from quark.torch.config.model import QConfig
@@ -18,7 +19,6 @@ from quark.torch.experts import UnfusedExperts, is_fused, unfuse_experts
 from quark.torch.export import compressed_tensors, gguf_model
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, has_one_scale
-from quark.torch.export.formats import FORMATS, PROGRAMS
 from quark.torch.export.genai import check_runs
 from quark.torch.export.gguf_in_transformers import check_gguf
 from quark.torch.export.gptq import check_words

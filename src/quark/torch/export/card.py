@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quark import __version__
+from quark.config.file_formats import ANY, FORMATS, PROGRAMS, row_of
 from quark.dataclass import dataclass
 from quark.errors import printable
 from quark.files.folder import new_folder
 from quark.report import file_size
-from quark.torch.export.formats import ANY, FORMATS, PROGRAMS, row_of
 from quark.torch.export.model_files import is_copied, name_inside, read_object
 
 CARD = "README.md"

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.config.file_formats import quantizes_behind_rope
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import QSchemeType, ScaleType
-from quark.torch.export.formats import quantizes_behind_rope
 from quark.torch.export.model_files import float_dtype
 from quark.torch.export.stored import StoredTensor
 from quark.torch.fake_quantize import parts

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.config.file_formats import FORMATS, quantizes_behind_rope
 from quark.errors import check_name
 from quark.files.folder import new_folder
 from quark.torch.calibration import on_cpu
 from quark.torch.config.model import QConfig
 from quark.torch.export.compressed_tensors import export_compressed_tensors
-from quark.torch.export.formats import FORMATS, quantizes_behind_rope
 from quark.torch.export.genai import write_config
 from quark.torch.export.gguf_model import export_gguf
 from quark.torch.export.gguf_tensors import FileLoss

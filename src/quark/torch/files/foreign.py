@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.config.file_formats import FORMATS
 from quark.dataclass import dataclass
 from quark.errors import ModelError, as_a, check_name
 from quark.torch.config.model import QConfig, QLayerConfig
@@ -30,7 +31,6 @@ from quark.torch.experts import count_of, fact, is_fused, layers_of, stacked_nam
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.declared import refuse_method
-from quark.torch.export.formats import FORMATS
 from quark.torch.export.gguf_tensors import FileLoss
 from quark.torch.export.left_out import GIVEN, is_prediction
 from quark.torch.export.model_files import float_dtype, take_settings

@@ -16,7 +16,6 @@ from io import StringIO
 
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_name
-from quark.torch.config.schemes import NAMES
 
 EXPORT = "export"  # in the place of a program: whether we can write it at all
 ANY = "*"
@@ -100,10 +99,16 @@ PROGRAMS = {
 @cache
 def table() -> tuple[Row, ...]:
     """All rows of ``format_table.tsv``."""
-    text = files("quark.torch.export").joinpath("format_table.tsv").read_text(encoding="utf-8")
+    text = files("quark.config").joinpath("format_table.tsv").read_text(encoding="utf-8")
     rows = csv.reader(StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE)
     next(rows)
     return tuple(Row(scheme, format, program, works == "yes", shown) for scheme, format, program, works, shown in rows)
+
+
+@cache
+def tried() -> frozenset[str]:
+    """The schemes of the table: all of ours, and none that a user registered."""
+    return frozenset(row.scheme for row in table())
 
 
 def row_of(scheme: str, format: str, program: str) -> Row | None:
@@ -133,7 +138,7 @@ def format_for(schemes: Iterable[str], program: str) -> str:
     """
     wanted, own = list(schemes), chosen_format(None, program)
     for format in dict.fromkeys((own, *FORMATS)):
-        if all(works(scheme, format, program) for scheme in wanted if scheme in NAMES):
+        if all(works(scheme, format, program) for scheme in wanted if scheme in tried()):
             return format
     check_formats(wanted, own, program)
     return own
@@ -149,7 +154,7 @@ def check_formats(schemes: Iterable[str], format: str, program: str | None) -> N
     """
     for scheme in dict.fromkeys(schemes):
         for reader in (EXPORT, *([program] if program else [])):
-            row = row_of(scheme, format, reader) if scheme in NAMES else None
+            row = row_of(scheme, format, reader) if scheme in tried() else None
             if row is not None and not row.works:
                 raise ConfigError(sentence(row, scheme, program))
 
