@@ -43,7 +43,7 @@ from quark.search.energy import is_table, read_table, with_energy
 from quark.search.function import digest_of
 from quark.search.loop import Question
 from quark.search.parts import Split
-from quark.search.plan_file import figures_of, measured_words, write_plan
+from quark.search.plan_file import question_words, write_found
 from quark.search.plan_metric import PlanMetric
 from quark.search.refine import Alone
 from quark.search.solve import Judges, solve
@@ -263,21 +263,17 @@ def save_plan(path: Path, config: Mapping[str, Any] | str, found: Found, target:
         target, budget: what was asked for, for the reader of the file.
     """
     values: dict[str, Any] = {"preset": config} if isinstance(config, str) else dict(config)
-    asked = target or f"least loss within the limit of {budget}"
-    summary = {"target": asked, "budget": budget, **figures_of(found)}
-    layers = {**found.layers, **(values.get("layers") or {})}
-    head = (
-        f"A mixed-precision plan: {asked}, {budget} as small as possible."
-        if target
-        else f"A mixed-precision plan: {asked}.",
-        measured_words(found),
+    asked = question_words(target, budget)
+    options = {**(values.get("options") or {}), **found.settings}
+    values |= {"options": options} if options else {}
+    how = (
         "Lines under layers: a preset or two data types (uint8/int4@32), with +adaround and the like behind, or float.",
         "Later lines win where layers share a tensor. Edit them, and run:",
         "quark onnx quantize MODEL -o OUT --config THIS_FILE --data SAMPLES",
     )
-    options = {**(values.get("options") or {}), **found.settings}
-    written = {**values, **({"options": options} if options else {}), "found": summary, "layers": layers}
-    write_plan(path, written, notes_of(found), head)
+    write_found(
+        path, {**values, "found": {"target": target or asked, "budget": budget}}, found, asked, how, notes_of(found)
+    )
 
 
 def notes_of(found: Found) -> dict[str, str]:

@@ -66,18 +66,35 @@ def write_plan(path: Path, values: Mapping[str, Any], notes: Mapping[str, str], 
     write_output(Output(path, "the plan"), text)
 
 
-def figures_of(found: Found) -> dict[str, Any]:
-    """What was measured on a plan, as keys of its file."""
+def write_found(
+    path: Path, values: Mapping[str, Any], found: Found, asked: str, how: Sequence[str], notes: Mapping[str, str]
+) -> None:
+    """Write the plan that a search has found, with what was measured on it.
+
+    Args:
+        path: as of ``write_plan``.
+        values: of the configuration that the search was under; ``found``: what was asked for.
+        found: the plan.
+        asked: what was asked for, in words.
+        how: what may stand in the file, and the command that reads it.
+        notes: as of ``write_plan``.
+    """
     reported = {} if found.reported is None else {"reported": found.reported}
-    return {"met": found.met, "measured_on": found.study.samples, found.metric: found.value, **reported, **found.costs}
-
-
-def measured_words(found: Found) -> str:
-    """The same as a sentence."""
+    figures = {"met": found.met, "measured_on": found.study.samples, found.metric: found.value, **reported}
     said = f"Measured on the whole quantized model: {found.metric} {found.value:.6g}"
     if found.reported is None:
-        return f"{said}, on the samples that chose it."
-    return f"{said} on the samples that chose it, {found.reported:.6g} on samples that decided nothing."
+        said += ", on the samples that chose it."
+    else:
+        said += f" on the samples that chose it, {found.reported:.6g} on samples that decided nothing."
+    told = {**values["found"], **figures, **found.costs}
+    layers = {**found.layers, **(values.get("layers") or {})}
+    head = (f"A mixed-precision plan: {asked}.", said, *how)
+    write_plan(path, {**values, "found": told, "layers": layers}, notes, head)
+
+
+def question_words(target: str | None, budget: str) -> str:
+    """What a search was asked for."""
+    return f"{target}, {budget} as small as possible" if target else f"least loss within the limit of {budget}"
 
 
 def _yaml(values: Mapping[str, Any], notes: Mapping[str, str], head: Sequence[str]) -> str:

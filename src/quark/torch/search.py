@@ -24,7 +24,7 @@ from quark.search.energy import is_table, read_table, with_energy
 from quark.search.function import digest_of
 from quark.search.loop import Question
 from quark.search.parts import Split, split_of
-from quark.search.plan_file import figures_of, measured_words, write_plan
+from quark.search.plan_file import question_words, write_found
 from quark.search.plan_metric import PlanMetric
 from quark.search.refine import Alone
 from quark.search.solve import Judges, solve
@@ -234,17 +234,12 @@ def save_plan(
         found: what it returned.
         target, budget: what was asked for, for the reader of the file.
     """
-    values = whole_values(config, found.study.candidates)
-    asked = f"{target}, {budget} as small as possible" if target else f"least loss within the limit of {budget}"
-    summary = {"target": asked, **figures_of(found)}
-    layers = {**found.layers, **(values.get("layers") or {})}
-    head = (
-        f"A mixed-precision plan: {asked}.",
-        measured_words(found),
+    values, asked = whole_values(config, found.study.candidates), question_words(target, budget)
+    how = (
         "Lines under layers: a scheme (`quark torch schemes`), with +gptq and the like behind, or float.",
         "Edit them, and run: quark torch quantize MODEL_DIR -o OUT_DIR --config THIS_FILE --data TEXT",
     )
-    write_plan(path, {**values, "found": summary, "layers": layers}, notes_of(found), head)
+    write_found(path, {**values, "found": {"target": asked}}, found, asked, how, notes_of(found))
 
 
 def notes_of(found: Found) -> dict[str, str]:
