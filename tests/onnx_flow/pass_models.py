@@ -159,6 +159,20 @@ def focuses(opset: int = 13) -> onnx.ModelProto:
     return models.model(graph, weights, opset)
 
 
+def channels_last(opset: int = 13) -> onnx.ModelProto:
+    """Convolutions as exporters of channels-last frameworks write them, with a normalization and a shortcut between."""
+    graph = """
+    channels_last (float[N, 6, 6, 3] x) => (float[N, 6, 6, 4] y) {
+        a = Transpose <perm = [0, 3, 1, 2]> (x) b = Conv <kernel_shape = [1, 1]> (a, w)
+        c = Transpose <perm = [0, 2, 3, 1]> (b) d = Mul (c, scale) e = Add (d, shift) f = Relu (e)
+        g = Transpose <perm = [0, 3, 1, 2]> (f) h = Conv <kernel_shape = [1, 1]> (g, v)
+        i = Transpose <perm = [0, 2, 3, 1]> (h) y = Add (i, f)
+    }"""
+    weights = {"w": models.normal(4, 3, 1, 1), "v": models.normal(4, 4, 1, 1)}
+    weights |= {"scale": models.normal(4), "shift": models.normal(4, seed=2)}
+    return models.model(graph, weights, opset)
+
+
 def slow_forms(opset: int = 13) -> onnx.ModelProto:
     """Transposed convolutions of stride 1 and 2, an unfolded image, a block that is written, renamed axes."""
     graph = """
@@ -408,6 +422,7 @@ TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "attention_scale": attention_scale,
     "lstm_cell": lstm_cell,
     "slow_forms": slow_forms,
+    "channels_last": channels_last,
     "quantized_clips": quantized_clips,
     "image_model": image_model,
     "half_model": half_model,

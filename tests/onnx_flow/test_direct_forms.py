@@ -154,3 +154,123 @@ def test_a_transpose_that_moves_numbers_stays_and_what_two_read_is_read_by_both(
     ]
     proto = made_of(nodes, [3, 4], {"a": np.array([0]), "n": np.array([1, 4, 3])})
     assert sorted(rewritten("fewer_moves", proto)[0]) == ["Add", "Reshape", "Transpose", "Unsqueeze"]
+
+
+class _Chain:
+    """Nodes on a tensor "a" with channels last, one after the other, and their constants."""
+
+    def __init__(self, random: np.random.Generator, rank: int) -> None:
+        self.nodes, self.last, self.random, self.rank = list[onnx.NodeProto](), "a", random, rank
+        pads = np.array([0, 1, *[0] * (rank - 2), 0, *[0] * (rank - 2), 2])
+        self.constants = {"half": np.array(0.5, np.float32), "0": np.array([0]), "4": np.array([4])}
+        self.constants |= {"pads": pads, "end": np.array([-1])}
+
+    def put(self, kind: str, *read: str, **more: object) -> str:
+        name = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(read), [name], name=f"n_{name}", **more))
+        return name
+
+    def weight(self) -> str:
+        name, sizes = f"w{len(self.constants)}", [1] * int(self.random.integers(0, self.rank))
+        self.constants[name] = np.abs(models.normal(*sizes, 4, seed=len(self.constants))) + 0.5
+        return name
+
+    def grow(self, way: str) -> None:
+        last, put = self.last, self.put
+        if way in ("Relu", "Sigmoid", "HardSwish", "LeakyRelu"):
+            self.last = put(way, last)
+        elif way in ("Mul", "Add", "Div", "PRelu"):
+            self.last = put(way, last, self.weight())
+        elif way == "Sub":
+            self.last = put(way, self.weight(), last)
+        elif way == "swish":
+            self.last = put("Mul", last, put("Clip", put("Add", last, "half"), "", "half"))
+        elif way == "squeeze":
+            self.last = put("Mul", put("ReduceMean", last, axes=[*range(1, self.rank - 1)]), last)
+        elif way == "Softmax":
+            self.last = put(way, last, axis=-1)
+        elif way == "join":
+            self.last = put("Add", last, "a")
+        elif way == "Concat":
+            self.last = put("Slice", put(way, last, last, axis=-1), "0", "4", "end")
+        else:
+            self.last = put("Slice", put(way, last, "pads"), "0", "4", "end")
+
+
+WAYS = ["Relu", "Sigmoid", "HardSwish", "LeakyRelu", "Mul", "Add", "Div", "PRelu", "Sub", "swish", "squeeze", "Softmax"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_transposes_wait_until_they_meet(seed: int) -> None:
+    """Whatever is computed between channels last and channels first again is computed first; Slice does not wait."""
+    random = np.random.default_rng(seed)
+    rank = int(random.choice([4, 4, 5]))
+    chain = _Chain(random, rank)
+    for way in random.choice(WAYS, int(random.integers(1, 5))):
+        chain.grow(str(way))
+    chain.grow(str(random.choice(["join", "Relu", "Concat", "Pad"])))
+    there, back = [0, *range(2, rank), 1], [0, rank - 1, *range(1, rank - 1)]
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["a"], name="there", perm=there),
+        *chain.nodes,
+        helper.make_node("Transpose", [chain.last], ["b"], name="back", perm=back),
+        helper.make_node("Relu", ["b"], ["y"], name="end"),
+    ]
+    found, fired = rewritten("later_transposes", made_of(nodes, [2, 4, *[3] * (rank - 2)], chain.constants, 14))
+    assert fired > 0 and ("Transpose" in found) == ("Slice" in found)
+
+
+@pytest.mark.parametrize("rank", [4, 5])
+def test_two_transposes_in_a_row_are_one(rank: int) -> None:
+    there = [0, *range(2, rank), 1]
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["a"], perm=there),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Transpose", ["b"], ["c"], perm=there),
+        helper.make_node("Softmax", ["c"], ["y"], axis=1),
+    ]
+    found, fired = rewritten("later_transposes", made_of(nodes, [2, 4, 3, 5, 6][:rank], {}))
+    assert fired >= 2 and sorted(found) == ["Relu", "Softmax", "Transpose"]
+
+
+@pytest.mark.parametrize("kind", ["MatMul", "output", "ReduceMean", "other order", "attention"])
+def test_transposes_stay_where_something_needs_them(kind: str) -> None:
+    there = {"other order": [0, 3, 2, 1], "attention": [0, 2, 1, 3]}.get(kind, [0, 2, 3, 1])
+    reads = {
+        "MatMul": [helper.make_node("MatMul", ["a", "w"], ["y"])],
+        "output": [helper.make_node("Transpose", ["x"], ["y"], perm=there), helper.make_node("Relu", ["y"], ["z"])],
+        "ReduceMean": [helper.make_node("ReduceMean", ["a"], ["y"], axes=[3], keepdims=0)],
+    }.get(kind, [helper.make_node("Relu", ["a"], ["b"]), helper.make_node("Transpose", ["b"], ["y"], perm=there)])
+    nodes = [helper.make_node("Transpose", ["x"], ["a"], perm=there), *reads]
+    nodes += [helper.make_node("Transpose", ["x"], ["spare"], perm=[0, 2, 3, 1])]
+    found, fired = rewritten("later_transposes", made_of(nodes, [2, 4, 3, 3], {"w": models.normal(4, 4)}))
+    assert fired == 0 and found == [node.op_type for node in nodes]
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose", "Gemm"])
+def test_a_normalization_that_is_written_out_folds(kind: str, seed: int) -> None:
+    """A Mul and an Add of constants per channel, or of one number, on either side; along other axes they stay."""
+    random = np.random.default_rng(seed)
+    group, rank = (1 if kind == "Gemm" else int(random.choice([1, 2]))), (2 if kind == "Gemm" else 4)
+    channels = {"Conv": 6, "ConvTranspose": 3 * group, "Gemm": 5}[kind]
+    weight = {"Conv": (6, 4 // group, 1, 1), "ConvTranspose": (4, 3, 1, 1), "Gemm": (4, 5)}[kind]
+    transposed = kind == "Gemm" and bool(random.integers(2))
+    constants = {"w": models.normal(*(weight[::-1] if transposed else weight), seed=seed)}
+    more = {"transB": int(transposed), "alpha": 0.5} if kind == "Gemm" else {"group": group}
+    nodes, last = [helper.make_node(kind, ["x", "w"], ["t"], name="layer", **more)], "t"
+    shapes = {"number": (), "numbers": (1,) * rank, "channels": (channels, *(1,) * (rank - 2))}
+    shapes |= {"all": (1, channels, *(1,) * (rank - 2)), "width": (1, 1, 1, 6) if rank == 4 else (2, 1)}
+    ways = random.choice([*shapes][: 5 if seed % 3 else 4], 2)
+    for k, (way, op) in enumerate(zip(ways, ("Mul", "Add"), strict=True)):
+        constants[f"c{k}"] = np.asarray(models.normal(*shapes[str(way)], seed=seed + k), np.float32)
+        read = [last, f"c{k}"][:: int(random.choice([1, -1]))]
+        last = "y" if k else "u"
+        nodes.append(helper.make_node(op, read, [last], name=op))
+    proto = made_of(nodes, [2, 4] if kind == "Gemm" else [2, 4, 6, 6], constants)
+    model = load(proto)
+    fired = apply(model, passes()["fold_batch_norm"], {"written_out": True}).fired
+    feeds = models.feeds(proto)
+    models.assert_close(models.run(to_proto(model), feeds), models.run(proto, feeds), 1e-5)
+    assert fired == (2 if "width" not in ways else int(ways[0] != "width"))
+    assert apply(load(proto), passes()["fold_batch_norm"], {}).fired == 0

@@ -135,6 +135,7 @@ PREPARE = (
     Step("ConvertNCHWToNHWC", "convert_nchw_to_nhwc"),
     Step("FixShapes", "fix_shapes", lambda job: {"input_output_name_shapes": job.options.FixShapes}),
     Step("OptimizeModel", "optimize_with_ort"),
+    Step("FasterForms", "later_transposes", default=on_cpu),
     Step(
         "FoldBatchNorm",
         "norm_before_concat",
@@ -144,7 +145,10 @@ PREPARE = (
     Step(
         "FoldBatchNorm",
         "fold_batch_norm",
-        lambda job: {"keep_resolution": job.options.FoldBatchNorm is None and _coarse(job)},
+        lambda job: {
+            "keep_resolution": job.options.FoldBatchNorm is None and _coarse(job),
+            "written_out": on_cpu(job) and not _coarse(job),
+        },
         lambda job: job.options.OptimizeModel,
     ),
     Step("FoldBatchNorm", "fold_batch_norm_after_concat", default=lambda job: job.options.OptimizeModel),

@@ -8,7 +8,8 @@ Inference", section 3.2. The output channels are axis 0 of a Conv weight; axis 1
 absorbed into b.
 
 Weights and biases that another node reads are copied, never changed. The folded node's output takes the name of the
-BatchNormalization's.
+BatchNormalization's. Where ``written_out`` says so, a Mul and an Add of constants per channel fold alike: what some
+exporters make of a BatchNormalization.
 
 Not handled: BatchNormalization in training form, statistics that are not constants, a result before the
 BatchNormalization that others read, operators other than these three.
@@ -17,7 +18,7 @@ BatchNormalization that others read, operators other than these three.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -84,6 +85,7 @@ def run(
     keep_resolution: Annotated[
         bool, "Leave those that would lose channels of a depthwise weight under one 8-bit scale."
     ] = False,
+    written_out: Annotated[bool, "Also a Mul or an Add of constants per channel."] = False,
 ) -> PassReport:
     """Fold every BatchNormalization that can be, in place; both nodes stand in one graph.
 
@@ -91,13 +93,16 @@ def run(
         keep_resolution: leave those whose folding would drown channels of a depthwise weight that has one 8-bit scale:
             the noise of rounding would be a tenth of a channel's energy or more (10 dB), on average over the
             channels, and ten times what it is before.
+        written_out: Mul and Add of constants are folded too.
     """
 
-    def look(norm: ir.Node) -> FoldableNorm | str:
+    def look(norm: ir.Node) -> FoldableNorm | str | None:
+        if norm.op_type != "BatchNormalization":
+            return _written_out(norm)
         found = match(norm)
         return drowned(found) or found if keep_resolution and isinstance(found, FoldableNorm) else found
 
-    norms = nodes_of(model, "BatchNormalization")
+    norms = nodes_of(model, "BatchNormalization", *(("Mul", "Add") if written_out else ()))
     return rewrite_each(model, "fold_batch_norm", norms, look, lambda _, found, names: _fold(found, model.graph, names))
 
 
@@ -119,6 +124,30 @@ def match(norm: ir.Node) -> FoldableNorm | str:
         if weight is None
         else FoldableNorm(norm, node, weight, input_at(node, 2), *found)
     )
+
+
+def _written_out(norm: ir.Node) -> FoldableNorm | None:
+    """What a Mul or an Add of constants per channel can be folded into."""
+    for value, constant in (norm.inputs, norm.inputs[::-1]):
+        array, node = constant_array(constant), None if value is None else value.producer()
+        if array is None or node is None or target_reason(value, norm) is not None:
+            continue
+        weight = cast(ir.Value, node.inputs[1])
+        channels, rank = _channels(node, np.shape(np.asarray(constant_array(weight))))
+        row = array.shape[1 - rank :][:1] if array.ndim >= rank - 1 else ()  # along axis 1, which has the channels
+        if array.ndim > rank or array.size not in (1, *(row if row == (channels,) else ())):
+            continue
+        each = np.broadcast_to(np.asarray(array, np.float64).reshape(-1), channels)
+        both = (each, np.zeros(channels)) if norm.op_type == "Mul" else (np.ones(channels), each)
+        return FoldableNorm(norm, node, weight, input_at(node, 2), *both) if np.isfinite(each).all() else None
+    return None
+
+
+def _channels(node: ir.Node, shape: Sequence[int]) -> tuple[int, int]:
+    """Output channels by the shape of the weight, and the rank of the output."""
+    if node.op_type == "ConvTranspose":
+        return shape[1] * int_attribute(node, "group", 1), len(shape)
+    return shape[1 if node.op_type == "Gemm" and not int_attribute(node, "transB", 0) else 0], len(shape)
 
 
 def drowned(found: FoldableNorm) -> str | None:
@@ -191,8 +220,9 @@ def affine(parameters: Sequence[np.ndarray], epsilon: float) -> tuple[np.ndarray
 def _fold(found: FoldableNorm, graph: ir.Graph, names: Names) -> None:
     node = found.node
     scale_outputs(node, found.s, found.shift, graph, names)
-    parameters = found.norm.inputs[1:5]  # a node that is taken out forgets them
-    take_over(node.outputs[0], found.norm.outputs[0])
+    made = node.outputs[0]
+    parameters = [value for value in found.norm.inputs if value is not made]  # a node that is taken out forgets them
+    take_over(made, found.norm.outputs[0])
     for value in parameters:
         drop_if_unused(value)
 

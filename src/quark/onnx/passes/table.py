@@ -38,6 +38,7 @@ from quark.onnx.passes import (
     fuse_layer_norm,
     fuse_lstm_cell,
     input_initializers,
+    later_transposes,
     lstm_to_custom,
     nchw_to_nhwc,
     node_attributes,
@@ -201,6 +202,12 @@ TABLE: tuple[Pass, ...] = (
         fewer_moves.run,
         shapes=True,
         when=("ScatterND", "Squeeze", "Unsqueeze", "Reshape", "Flatten"),
+    ),
+    Pass(
+        "later_transposes",
+        "Transposes between channels first and last go behind what computes alike in both orders, until they meet.",
+        later_transposes.run,
+        when=("Transpose",),
     ),
     Pass(
         "faster_forms",
