@@ -47,7 +47,7 @@ REFUSED = [
     ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "--device", "cuda:first"],
     ["quantize", "model", "-o", "out", "-s", "int8_wo_per_channel", "--for", "llama.cpp", "--format", "quark"],
     ["quantize-files", "model", "-o", "out", "-s", "int8_wo_per_channel", "--format", "awq"],
-    ["quantize-files", "model", "-o", "out", "-s", "int4_wo_32", "--kv-cache", "int8_per_token", "--for", "vllm"],
+    ["quantize-files", "model", "-o", "out", "-s", "int4_wo_32", "--kv-cache", "int8", "--for", "vllm"],
     ["plan", "model", "-s", "int4_wo_32", "--layer", "*=mxfp4", "--format", "gptq"],
     ["quantize-files", "mode", "-o", "out", "-s", "int4_wo_32"],
     ["evaluate", "mode", "--data", "text"],
