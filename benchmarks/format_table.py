@@ -9,7 +9,8 @@
     python -m benchmarks.format_table write FOLDER                what was found takes its place in the table
 
 Each step may run in another environment; ``--format`` limits the export to one format, ``--schemes`` the export and
-what is written to some schemes. A network of the Llama architecture, 256 wide, in bfloat16 (ONNX: float32).
+what is written to some schemes. A network of the Llama architecture, 256 wide, in bfloat16 (ONNX: float32). It has no
+experts, which is all that the format of gpt_oss (mxfp4) holds: its rows were written by hand and are kept.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks import record
 from quark.config.file_formats import ANY, EXPORT, FORMATS, PROGRAMS
 
 TABLE = Path(__file__).parents[1] / "src/quark/config/format_table.tsv"
+MEASURED = [name for name in FORMATS if name != "mxfp4"]
 TOKENS = 24
 OF_LAYER = re.compile(r"^(?:\S+ cannot hold '\S+': |'\S+' (?:is )?)")
 LENGTH = 150  # of an error in the table
@@ -51,7 +53,7 @@ def main() -> None:
     parser.add_argument("step", choices=sorted(STEPS))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--judge", type=Path)
-    parser.add_argument("--format", choices=FORMATS)
+    parser.add_argument("--format", choices=MEASURED)
     parser.add_argument("--schemes", nargs="+", default=[])
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--json", type=Path, help=record.HELP)
@@ -82,7 +84,7 @@ def export(given: argparse.Namespace) -> None:
 
     rows = []
     for scheme in given.schemes or NAMES:
-        for format in [given.format] if given.format else FORMATS:
+        for format in [given.format] if given.format else MEASURED:
             model, ids = network(torch.float32 if format == "onnx" else torch.bfloat16)
             config = config_for(LLMTemplate.get("llama").get_config(scheme), format, None, model.dtype)
             ModelQuantizer(config).quantize_model(model, [{"input_ids": ids}])

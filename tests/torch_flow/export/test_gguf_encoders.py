@@ -27,11 +27,13 @@ SIZES = {
 }  # fmt: skip
 ENCODERS = {
     "bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel", "nomic_bert": "NomicBertModel",
-    "eurobert": "EuroBertModel", "modernbert": "ModernBertModel",
+    "eurobert": "EuroBertModel", "modernbert": "ModernBertModel", "camembert": "CamembertModel",
+    "distilbert": "DistilBertModel",
 }  # fmt: skip
 BYTES_TOO = (
     "roberta",
     "xlm-roberta",
+    "camembert",
     "eurobert",
     "modernbert",
 )  # whose tokenizers begin and end a text with <s> and </s>
@@ -110,7 +112,7 @@ def test_what_llama_cpp_wants_of_an_encoder(name: str, tmp_path: Path) -> None:
     assert fields["general.architecture"] == arch and len(tensors) == len(kept)
     assert fields[f"{arch}.attention.causal"] in (False,)
     assert tensors["blk.1.ffn_down.weight"].tensor_type.name == "Q8_0"
-    skipped = 3 if "roberta" in name else 0
+    skipped = 3 if ARCHITECTURES[name].behind_padding else 0
     assert fields[f"{arch}.context_length"] == SIZES["max_position_embeddings"] - skipped
     if "position_embd.weight" in tensors:
         wanted = model.embeddings.position_embeddings.weight.detach().numpy()[skipped:]

@@ -236,6 +236,13 @@ ARCHITECTURES = {
     "bert": BERT,
     "roberta": replace(BERT, encoder=("RobertaModel",), behind_padding=True),
     "xlm-roberta": replace(BERT, encoder=("XLMRobertaModel",), behind_padding=True),
+    "camembert": replace(BERT, encoder=("CamembertModel",), behind_padding=True),
+    "distilbert": replace(
+        BERT,
+        encoder=("DistilBertModel",),
+        numbers={"hidden_dim": "add_feed_forward_length"},
+        constants={**NOT_CAUSAL, "add_layer_norm_eps": 1e-12, "add_token_type_count": 1},
+    ),
     "nomic_bert": replace(
         BERT, name="nomic-bert", activations=("silu",), fixed={}, encoder=("NomicBertModel",), also="bert"
     ),
