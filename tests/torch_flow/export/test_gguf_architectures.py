@@ -274,6 +274,7 @@ WRONG = [  # each was answered otherwise by llama.cpp, or not loaded (tests/cons
     ("lfm2", {"layer_types": ["conv", "conv"]}, "all layers are of one kind"),
     ("exaone_moe", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, "mlp_layer_types"),
     ("ernie4_5_moe", {"moe_layer_end_index": 0}, "moe_layer_end_index is 0"),
+    ("mamba2", {"time_step_limit": (0.001, 0.1)}, "time_step_limit is"),
     ("mamba", {"intermediate_size": 64}, "intermediate_size is 64"),
     ("qwen3_next", {"linear_key_head_dim": 64, "linear_value_head_dim": 32}, "linear_key_head_dim"),
     ("llama4_text", {"use_qk_norm": False}, "use_qk_norm is False"),
@@ -307,6 +308,18 @@ def test_heads_of_columns_that_move_take_no_blocks_across_them(bpe: Path, tmp_pa
         check_before_work(model, config, "gguf", "llama.cpp", bpe)
     with pytest.raises(ConfigError, match=sentence):
         export_gguf(model, tmp_path, "qwen3_5_text", bpe, weight_type="Q8_0")
+
+
+@pytest.mark.parametrize(("method", "told"), [("greedy", (1, 1)), ("group_limited_greedy", (2, 1))])
+def test_groups_that_deepseek_v2_does_not_ask_are_not_told(
+    method: str, told: tuple[int, int], bpe: Path, tmp_path: Path  # noqa: F811
+) -> None:  # fmt: skip
+    """llama.cpp chose experts of one group where transformers chose of all."""
+    model = network("deepseek_v2")
+    model.config.n_group, model.config.topk_group, model.config.topk_method = 2, 1, method
+    export_gguf(model, tmp_path, "deepseek_v2", bpe, weight_type="F16")
+    fields = read(tmp_path / "deepseek_v2.gguf")[0]
+    assert (fields["deepseek2.expert_group_count"], fields["deepseek2.expert_group_used_count"]) == told
 
 
 def test_every_other_model_type_is_told_where_it_can_go() -> None:

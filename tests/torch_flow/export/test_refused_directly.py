@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from quark.config import file_formats as formats
 from quark.errors import ConfigError, ModelError, QuarkError
 from quark.numerics.elements import ELEMENTS
 from quark.numerics.ggml_bytes import half
@@ -24,7 +25,6 @@ from quark.numerics.granularity import Block2D, Channel, Group, Tensor
 from quark.torch import ModelQuantizer
 from quark.torch.export import (
     checkpoint,
-    formats,
     gguf_architectures,
     gguf_model,
     gguf_tensors,

@@ -8,6 +8,7 @@ would be read without a word and answer nonsense, so a type without a row is ref
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -182,6 +183,9 @@ def check_states(config: Any, row: Architecture) -> None:
     sizes = [getattr(config, f"linear_{kind}_head_dim", None) for kind in ("key", "value")]
     if row.period and sizes[0] != sizes[1]:
         raise ModelError(f"linear_key_head_dim and linear_value_head_dim are {sizes}, which llama.cpp has alike")
+    limits = getattr(config, "time_step_limit", None)
+    if limits is not None and tuple(limits) != (0.0, math.inf):
+        raise ModelError(f"time_step_limit is {limits}, and llama.cpp has none")
     normed = getattr(config, "use_qk_norm", None)
     if row.name == "llama4" and normed != (config.num_local_experts != 128):
         raise ModelError(f"use_qk_norm is {normed}, and llama.cpp has such norms unless there are 128 experts")

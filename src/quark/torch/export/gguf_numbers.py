@@ -30,6 +30,12 @@ def falcon_keys(config: Any) -> int:
     return 1 if config.multi_query else int(config.num_attention_heads)
 
 
+def groups_asked(config: Any) -> tuple[int, int]:
+    """Groups of experts of DeepSeek-V2, and of how many experts are chosen; "greedy" chooses from all at once."""
+    whole = config.topk_method == "greedy" or not config.n_group
+    return (1, 1) if whole else (int(config.n_group), int(config.topk_group))
+
+
 def adjusted_width(config: Any) -> int:
     """The width that LFM2's code makes of the one that is told."""
     width, factor, step = config.intermediate_size, config.block_ffn_dim_multiplier, config.block_multiple_of

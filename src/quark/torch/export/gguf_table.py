@@ -13,7 +13,15 @@ from typing import Any
 from quark.dataclass import dataclass
 from quark.torch.export import gguf_changes as changes
 from quark.torch.export.gguf_changes import Change
-from quark.torch.export.gguf_numbers import adjusted_width, always, dense_first, falcon_keys, keys_by_layer, state
+from quark.torch.export.gguf_numbers import (
+    adjusted_width,
+    always,
+    dense_first,
+    falcon_keys,
+    groups_asked,
+    keys_by_layer,
+    state,
+)
 
 
 @dataclass(frozen=True)
@@ -273,6 +281,10 @@ ARCHITECTURES = {
         small_eps=EPS,
         numbers=LATENT,
         fixed={"norm_topk_prob": False},
+        derived={
+            "add_expert_group_count": lambda config: groups_asked(config)[0],
+            "add_expert_group_used_count": lambda config: groups_asked(config)[1],
+        },
     ),
     "youtu": Architecture(
         "deepseek2",
