@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from quark.config import file_formats as formats
 from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Group
 from quark.torch.export import (
     custom_modes,
     declared,
     decoded,
-    formats,
     gguf_architectures,
     gguf_model,
     gguf_size,

@@ -15,6 +15,7 @@ import torch
 from tests.onnx_flow import models
 from torch import nn
 
+from quark.config import file_formats as formats
 from quark.errors import ConfigError, ModelError
 from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor
@@ -24,7 +25,6 @@ from quark.torch.export import (
     custom_modes,
     decoded,
     described,
-    formats,
     gguf_bounds,
     gguf_tensors,
     gguf_types,

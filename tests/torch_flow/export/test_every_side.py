@@ -18,13 +18,13 @@ from tests.torch_flow.export.test_layout import quantizer_for
 from tests.torch_flow.export.test_reload import LLM, layer, quantized
 from torch import nn
 
+from quark.config import file_formats as formats
 from quark.errors import ConfigError, ModelError
 from quark.torch import export_safetensors, import_model_from_safetensors
 from quark.torch.export import (
     declared,
     decoded,
     extras,
-    formats,
     gguf_tensors,
     modelopt,
     onnx_model,

@@ -41,7 +41,8 @@ from quark.torch.export import (
 )
 from quark.torch.export.api import export_safetensors
 from quark.torch.export.custom_modes import QuantConfigParser
-from quark.torch.export.gguf_table import ARCHITECTURES, Architecture
+from quark.torch.export.gguf_row import Architecture
+from quark.torch.export.gguf_table import ARCHITECTURES
 from quark.torch.export.layout import ElementLayout
 from quark.torch.export.shards import Item
 from quark.torch.export.verify import FolderReader, OfForeign

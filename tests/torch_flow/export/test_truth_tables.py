@@ -16,6 +16,7 @@ from tests.torch_flow.export.networks import llama
 from tests.torch_flow.export.test_layout import quantizer_for
 from torch import nn
 
+from quark.config import file_formats as formats
 from quark.errors import ConfigError, ModelError
 from quark.numerics.ggml import GGML
 from quark.numerics.granularity import Block2D, Channel, Group
@@ -28,7 +29,6 @@ from quark.torch.export import (
     custom_modes,
     decoded,
     described,
-    formats,
     gguf_tensors,
     gguf_wordpiece,
     gptq,

@@ -16,7 +16,8 @@ import numpy as np
 
 from quark.errors import ConfigError, ModelError, nearest
 from quark.torch.export.gguf_numbers import keys_by_layer
-from quark.torch.export.gguf_table import ARCHITECTURES, BIASES, NUMBERS, Architecture
+from quark.torch.export.gguf_row import Architecture
+from quark.torch.export.gguf_table import ARCHITECTURES, BIASES, NUMBERS
 
 #: Settings of YaRN that llama.cpp has as constants, and architectures that differ in them by no more than it allows.
 YARN: dict[str, tuple[object, tuple[str, ...]]] = {

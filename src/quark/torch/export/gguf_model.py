@@ -33,7 +33,7 @@ from quark.torch.export.gguf_architectures import (
     rope_factors,
     slides,
 )
-from quark.torch.export.gguf_table import Architecture
+from quark.torch.export.gguf_row import Architecture
 from quark.torch.export.gguf_tensors import FileLoss, GGUFTensor, entries_of
 from quark.torch.export.gguf_types import FLOATS, TYPES, GGUFTarget, check_types
 from quark.torch.export.gguf_vocabulary import add_vocabulary

@@ -21,8 +21,8 @@ from quark.numerics.ggml import GGML
 from quark.numerics.ggml_bytes import BLOCK
 from quark.numerics.granularity import Channel, Group, Tensor, normal_axis
 from quark.torch.config.model import QConfig
+from quark.torch.export.gguf_row import Architecture
 from quark.torch.export.gguf_size import type_of
-from quark.torch.export.gguf_table import Architecture
 from quark.torch.export.layout import BlockLayout, ElementLayout, GgmlLayout, Layout, PairLayout, layout_of
 from quark.torch.export.original import FileNames
 from quark.torch.matching import match
