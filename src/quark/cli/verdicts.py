@@ -197,7 +197,7 @@ def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[A
     judged = worst(found.outputs, found.answers)
     if subject.choice is None or judged is None or judged.level == len(LEVELS) - 1:
         return []
-    from quark.onnx.climb import Attempt, Climb
+    from quark.onnx.climb import WORTH_DECIBELS, Attempt, Climb
 
     reader, chosen = samples
 
@@ -217,7 +217,7 @@ def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[A
     took = sum(result.seconds.values())
     climb = Climb(Attempt(subject.choice, judged), situation, measure, slowest=took)
     best, tried = climb.within(min(SECONDS, max(LEAST, took))), climb.tried
-    if best.choice == subject.choice or best.judged is None:
+    if best.judged is None or not best.beats(climb.first, WORTH_DECIBELS):
         others = "other configurations were" if tried != 1 else "other configuration was"
         tries = f"{tried} {others} no better" if tried else "no other configuration was tried: each would take longer"
         return [f"{tries}; {longer(subject, subject.choice)}"]

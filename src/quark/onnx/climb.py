@@ -18,6 +18,8 @@ from quark.report.verdict import LEVELS, Judged
 GOOD = len(LEVELS) - 1
 #: By how much a configuration must be better than another, in kept answers and in dB, to be preferred to it.
 CLEAR_SHARE, CLEAR_DECIBELS = 0.005, 0.1
+#: By how much it has to be better to be worth typing: a tenth of a dB on a few samples is chance.
+WORTH_DECIBELS = 0.5
 ERRORS = 2  # standard errors that answers must differ by: of many recipes one has luck
 
 
@@ -35,7 +37,7 @@ class Attempt:
         judged = self.judged
         return (-1, 0.0, 0.0) if judged is None else (judged.level, round(judged.value, 2), judged.sqnr)
 
-    def beats(self, other: Attempt) -> bool:
+    def beats(self, other: Attempt, decibels: float = CLEAR_DECIBELS) -> bool:
         """Whether it is clearly better: a level higher, or more answers kept than chance gives, or as many and less
         noise."""
         ours, theirs = self.judged, other.judged
@@ -44,7 +46,7 @@ class Attempt:
         if ours.level != theirs.level:
             return ours.level > theirs.level
         more = _keeps_more(ours, theirs)
-        return more or (not _keeps_more(theirs, ours) and ours.sqnr - theirs.sqnr > CLEAR_DECIBELS)
+        return more or (not _keeps_more(theirs, ours) and ours.sqnr - theirs.sqnr > decibels)
 
 
 def _keeps_more(one: Judged, other: Judged) -> bool:
