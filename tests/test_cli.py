@@ -322,7 +322,7 @@ def test_who_asks_for_a_figure_gets_that_of_all_samples(
     words: list[str], folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check that nobody asked for stops early where the model is slow; here every model is."""
-    monkeypatch.setattr("quark.cli.quantization.HURRY", 0.0)
+    monkeypatch.setattr("quark.cli.quantization.ENOUGH", 0.0)
     monkeypatch.chdir(tmp_path)
     samples = str(folder / "samples.npz")
     asked = [samples if word == "SAMPLES" else word for word in words]

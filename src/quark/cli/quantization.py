@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 CHECKED = 16
 """Samples that the check after the quantization runs on."""
-HURRY = 0.3
-"""Seconds for comparing slow models, and for timing, where nobody asked for the figures."""
+HURRY, ENOUGH = 0.3, 0.6
+"""Seconds for timing, and of the processor for comparing slow models, where nobody asked for the figures."""
 TARGETS = ("any", "cpu")
 
 
@@ -270,7 +270,7 @@ def check_of(
 
     chosen: list[Feed] = list(islice(samples, CHECKED))
     with bars() as update:
-        checks = Checks(layers, moved=True, timed=HURRY if hurry else TIMED, enough=HURRY if hurry else None)
+        checks = Checks(layers, moved=True, timed=HURRY if hurry else TIMED, enough=ENOUGH if hurry else None)
         total = len(chosen)
         found = compare(first, second, chosen, checks, lambda n: update("compare", n, total), libraries)
         chosen = chosen[: found.samples]
