@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -126,3 +127,26 @@ def test_convert_carries_codes_over(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["torch", "convert", str(tmp_path / "b"), "-o", str(tmp_path / "e"), *given]) == 0
     error = logits(import_model_from_safetensors(None, tmp_path / "e")) - logits(model)
     assert error.norm() < 0.05 * logits(model).norm()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_reads_float_folders_says_of_a_quantized_one_what_takes_it(
+    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source(FORMATS[format][0], format, tmp_path / "q")
+    np.save(tmp_path / "ids.npy", np.ones((2, 16), np.int64))
+    data, folder = ["--data", str(tmp_path / "ids.npy"), "--seq-len", "8"], str(tmp_path / "q")
+    for words in (
+        ["plan", folder, "-s", "ptpc_int8"],
+        ["explain", folder, "lm_head", "-s", "ptpc_int8"],
+        ["sensitivity", folder, "-s", "ptpc_int8", *data],
+        ["search", folder, "-s", "ptpc_int8", "-o", str(tmp_path / "p.yaml"), "--target", "perplexity<=9", *data],
+    ):
+        assert main(["torch", *words]) == 1
+        told = capsys.readouterr().err
+        assert f"{folder!r} is quantized already ({format})" in told and "quantize-files" in told, words
+    config = json.loads((tmp_path / "q" / "config.json").read_text())
+    config["quantization_config"]["quant_method"] = "gptk"
+    (tmp_path / "q" / "config.json").write_text(json.dumps(config))
+    assert main(["torch", "plan", folder, "-s", "ptpc_int8"]) == 1
+    assert "unknown quant_method 'gptk'. Did you mean 'gptq'?" in capsys.readouterr().err

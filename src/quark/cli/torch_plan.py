@@ -64,9 +64,11 @@ def decided(request: Explained) -> tuple[dict[str, Any], TorchForecast]:
     from quark.torch.config_file import config_of
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.export.write_as import config_for
+    from quark.torch.files.prequantized import check_float
     from quark.torch.files.skeleton import read_skeleton
     from quark.torch.forecast import forecast
 
+    check_float(request.model)
     checkpoint = read_checkpoint(request.model)
     config = config_of(values, read_skeleton(checkpoint).model)
     return values, forecast(checkpoint, config_for(config, format, request.program, float_type(checkpoint)))

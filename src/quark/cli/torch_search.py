@@ -51,9 +51,11 @@ def given(request: TriedLayers) -> Path:
 
 
 def windows_of(request: TriedLayers, data: Path, ahead: int = 0) -> list[dict[str, Any]]:
-    """Windows of tokens, as arguments of the model; of one token more where ``ahead`` is 1."""
+    """Windows of tokens, as arguments of the model, which is float; of one token more where ``ahead`` is 1."""
+    from quark.torch.files.prequantized import check_float
     from quark.torch.language import calibration_samples, load_tokenizer, read_ids, windows
 
+    check_float(request.model)
     source = request.source
     rows = read_ids(data, partial(load_tokenizer, request.model, request.trust_remote_code))
     if not ahead:

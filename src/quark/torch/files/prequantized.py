@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from quark.errors import ConfigError
 from quark.files.drafts import naming
 from quark.files.folder import new_folder, scratch_beside
 from quark.torch.digest import GRIDS
@@ -61,6 +62,24 @@ def method_of(folder: Path) -> str | None:
     )
     found = declared(folder, config, names)
     return None if found is None else str(found.get("quant_method"))
+
+
+def check_float(folder: Path) -> None:
+    """Refuse a folder that is quantized, where only a float one is read.
+
+    Raises:
+        ConfigError: it is, or says so in a way that nobody knows.
+        ModelError: files that are broken, or codes that nothing describes.
+    """
+    method = method_of(folder)
+    if method is None:
+        return
+    if method not in ("quark", *METHODS):
+        refuse_method(folder / "config.json", method, ["quark", *METHODS])
+    raise ConfigError(
+        f"{str(folder)!r} is quantized already ({method}), and this reads float checkpoints: give the model that it "
+        f"was made of; `quark torch quantize-files` and `quark torch convert` take it as it is"
+    )
 
 
 @contextmanager
