@@ -13,8 +13,8 @@ import onnx_ir as ir
 import pytest
 from tests.onnx_flow import models
 
-from quark.cli import main, verdicts
-from quark.onnx import ModelQuantizer, tuned_speed
+from quark.cli import main, quantization, verdicts
+from quark.onnx import ModelQuantizer, climb, compare, tuned_speed
 from quark.onnx.coverage import coverage
 from quark.onnx.graph.model import load
 from quark.report import verdict
@@ -318,3 +318,36 @@ def test_the_figure_beside_a_command_is_that_of_the_command(
     assert run_again(line) == 0
     again = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("accuracy"))
     assert again.split(None, 1)[1].partition(" (")[0] == figure.replace(", ", ": ", 1)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "given"), [((1e3, 2e3), 1e3), ((0.0, 0.0), 0.0), ((0.0, 1e3), None)], ids=["least", "most", "as long"]
+)
+def test_what_is_tried_takes_as_long_as_the_quantization_within_bounds(
+    bounds: tuple[float, float], given: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    class Watched(climb.Climb):
+        def within(self, seconds: float, probe: Any = None) -> climb.Attempt:
+            seen.append((seconds, self.slowest))
+            return self.first
+
+    monkeypatch.setattr(climb, "Climb", Watched)
+    monkeypatch.setattr(verdict, "SQNR", (200.0, 300.0))  # dB that nothing reaches
+    monkeypatch.setattr(verdicts, "LEAST", bounds[0])
+    monkeypatch.setattr(verdicts, "SECONDS", bounds[1])
+    assert main([*written(tmp_path, LAYERS, **weights()), "-p", "A8W8"]) == 0
+    ((seconds, slowest),) = seen
+    assert 0 < slowest < 100 and seconds == (slowest if given is None else given)
+
+
+def test_what_is_tried_is_judged_on_the_samples_that_were_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantization, "ENOUGH", 0.0)
+    words = written(tmp_path, LAYERS, **weights())
+    assert main([*words, "-p", "A8W8"]) == 0
+    samples = [{"x": row[None]} for row in models.normal(9, 64)]
+    done = quantization.check_of(Path(words[2]), Path(words[4]), samples, False, None, hurry=True)
+    assert len(done.samples) == done.comparison.samples == compare.FEWEST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,7 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quark.errors import ModelNotFoundError
+from quark.onnx import latency
 from quark.onnx.describe import Port, describe, file_bytes
+from quark.onnx.graph.run import session_options
+from quark.onnx.graph.session import Runtime
 from quark.onnx.latency import median_seconds
 
 
@@ -77,3 +81,29 @@ def test_latency_tells_a_large_model_from_a_small_one() -> None:
     small = median_seconds({"small": models["small"]}, {"x": np.ones((1, 4), np.float32)}, rounds=3)
     large = median_seconds({"large": models["large"]}, {"x": np.ones((64, 1024), np.float32)}, rounds=3)
     assert 0 < small["small"] < large["large"]
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(0.001, 10), (0.01, 2 + 6), (0.03, 1 + 4), (0.2, 1 + 2)])
+def test_of_slow_models_a_block_has_fewer_inferences(
+    seconds: float, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uncounted until 0.02 s have passed, four at most; counted until 0.1 s have, two to six of them."""
+    now, ran = [0.0], []
+
+    class Session:
+        def get_inputs(self) -> list[Any]:
+            return []
+
+        def run(self, names: None, feed: Any) -> None:
+            ran.append(feed)
+            now[0] += seconds
+
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: now[0])
+    found = latency.session_seconds({"it": (Session(), {})}, 0.0)  # type: ignore[dict-item]
+    assert len(ran) == runs and found["it"] == pytest.approx(seconds)
+
+
+def test_a_session_that_is_timed_is_as_a_user_opens_it() -> None:
+    usual, sparing = (session_options(Runtime(usual=usual)) for usual in (True, False))
+    assert usual.enable_cpu_mem_arena and usual.enable_mem_pattern
+    assert not sparing.enable_cpu_mem_arena and not sparing.enable_mem_pattern

@@ -96,6 +96,7 @@ def test_sentences_name_what_has_it() -> None:
         check_caches("fp8_per_head", "quark", "vllm")
     check_formats(["int4_wo_32"], "compressed-tensors", "vllm")
     check_formats(["a scheme of my own"], "gptq", "vllm")
+    check_formats(["a scheme of my own"], "quark", "llama.cpp")  # nobody has tried it
 
 
 WRONG = [
