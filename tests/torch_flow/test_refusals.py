@@ -14,7 +14,11 @@ from quark.algorithms.names import TORCH
 from quark.cli import torch_refusals as refusals
 from quark.config.file_formats import tried
 from quark.torch.algorithms.registry import ALGORITHMS
+from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.schemes import KV_SCHEMES, NAMES, cache_scheme, scheme
+from quark.torch.files import quantize
+from quark.torch.files.loading import import_model_from_safetensors
+from quark.torch.language import load_model
 
 
 def test_the_tables_are_those_of_the_schemes() -> None:
@@ -115,6 +119,32 @@ def test_a_device_that_torch_was_built_without_is_refused(
         return
     with pytest.raises(refusals.ConfigError, match=r"--device cuda:1: the torch 2\.0 .* built without it"):
         refusals.check_device("cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("meta", "holds no values"), ("nonsense", "'nonsense'"), ("vulkan", "'vulkan'")]
+)
+def test_devices_that_are_not_there_are_refused_before_anything_is_read(name: str, said: str, tmp_path: Path) -> None:
+    """Of every torch: the first has no values, the second is none, for the third torch has to be built anew."""
+    calls = (
+        lambda: quantize.quantize_checkpoint(tmp_path / "none", tmp_path / "new", QConfig(QLayerConfig()), device=name),
+        lambda: load_model(tmp_path, name),
+        lambda: import_model_from_safetensors(None, tmp_path, device=name),
+    )
+    for call in calls:
+        with pytest.raises(refusals.ConfigError, match=said):
+            call()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("system", "refused"), [("linux", True), ("darwin", False)])
+def test_a_device_of_another_system_is_refused(system: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals.sys, "platform", system)
+    if not refused:
+        refusals.check_device("mps")
+        return
+    with pytest.raises(refusals.ConfigError, match="--device mps is for macOS"):
+        refusals.check_device("mps")
 
 
 def test_the_version_of_torch_is_read_without_loading_it() -> None:

@@ -297,9 +297,11 @@ def lost_in(loss: Any) -> dict[str, Any]:
 def run_files(request: FolderJob) -> None:
     """Quantize file by file, and tell on standard output."""
     refuse(request, resumed=True)
+    from quark.torch.devices import usable
     from quark.torch.files.prequantized import as_float
     from quark.torch.language import samples_of_ids
 
+    usable(request.device)
     format, start = checked_format(request, chosen_values(request)), time.perf_counter()
     refuse_without_samples(request)
     with as_float(request.model, request.output) as folder, samples_of_ids("the model"):

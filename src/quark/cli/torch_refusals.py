@@ -43,7 +43,7 @@ TEXTS = (".txt", ".md")
 TOKENIZER = re.compile(r"token|vocab|merges|spm|spiece|sentencepiece|bpe|byte_maps|\.model$", re.IGNORECASE)
 ALGORITHMS = tuple(name for row in ROWS if row.torch for name in (row.torch, row.onnx, *row.also) if name)
 #: Kinds of devices -> names in ``torch.version`` of libraries; torch must have been built with one of them.
-DEVICES: dict[str, tuple[str, ...]] = {"cpu": (), "meta": (), "cuda": ("cuda", "hip"), "xpu": ("xpu",), "mps": ()}
+DEVICES: dict[str, tuple[str, ...]] = {"cpu": (), "cuda": ("cuda", "hip"), "xpu": ("xpu",), "mps": ()}
 NEEDS = "give a text with --data"
 CONVERT_NEEDS = "use `quark torch quantize-files` with --data"  # `convert` reads none
 
@@ -130,6 +130,8 @@ def check_device(name: str) -> None:
     kind, colon, number = name.partition(":")
     if kind not in DEVICES or (colon and not number.isdigit()):
         raise ConfigError(unknown("--device", name, DEVICES))
+    if kind == "mps" and sys.platform != "darwin":
+        raise ConfigError(f"--device {name} is for macOS; leave --device out")
     built = torch_version()
     if DEVICES[kind] and built and not any(built.get(library) for library in DEVICES[kind]):
         raise ConfigError(

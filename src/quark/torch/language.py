@@ -24,6 +24,7 @@ from quark.reading import parse_json, read_json, read_text, reason_of, regular_f
 from quark.report.progress import bars
 from quark.search.function import load_function
 from quark.torch.calibration import NOT_RUN, RAISED_BY
+from quark.torch.devices import usable
 from quark.torch.export.model_files import name_inside
 from quark.torch.template_reading import vocabularies
 
@@ -48,9 +49,11 @@ def load_model(
 
     Raises:
         ModelError: no model, pickled weights, or a model that transformers cannot load.
+        ConfigError: a device that is not there.
     """
     if not folder.is_dir():
         raise ModelError(f"{str(folder)!r} is not a folder; models are loaded from local folders")
+    usable(device)
     from quark.torch.files.prequantized import method_of
 
     if (method := method_of(folder)) is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from quark.errors import ConfigError
+from quark.torch.devices import usable
 from quark.torch.export.reload import own_model
 from quark.torch.files.foreign import OWN, quantized_model
 from quark.torch.files.methods import GRIDS
@@ -40,7 +41,8 @@ def import_model_from_safetensors(
 
     Raises:
         ModelError: files that are missing, broken, or do not fit the model; the file and the tensor are named.
-        ConfigError: an unknown method or scheme, or codes of another program that no layer of ours holds.
+        ConfigError: an unknown method or scheme, a device that is not there, or codes of another program that no layer
+            of ours holds.
     """
     if multi_device or multi_gpu:
         raise ConfigError(
@@ -48,6 +50,7 @@ def import_model_from_safetensors(
             "of the float ones), or let `vllm serve FOLDER --tensor-parallel-size N` spread it over several"
         )
     folder = Path(model_dir)
+    usable(device)
     method = method_of(folder)
     if method in OWN or method not in GRIDS or (model is None and trust_remote_code):
         return own_model(model, folder, trust_remote_code, attn_implementation, device)

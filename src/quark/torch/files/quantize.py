@@ -37,6 +37,7 @@ from quark.torch.algorithms.hqq import refine, warn_of_fixed
 from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import HQQConfig
 from quark.torch.config.model import QConfig, check_available
+from quark.torch.devices import usable
 from quark.torch.digest import identity_of
 from quark.torch.export.checkpoint import Checkpoint, opened, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
@@ -283,10 +284,11 @@ def quantize_checkpoint(
     Raises:
         DataError: static activations without samples, or values that are not finite.
         ConfigError: an algorithm that needs the whole model, a pattern that matches nothing, a target that holds
-            something else, or more than 1,024 workers.
+            something else, more than 1,024 workers, or a device that is not there.
         ModelError: files that are missing or broken.
     """
     check_available(config)
+    usable(device)
     how = JobSettings(pack_method, device, workers, samples, describe, program, max_shard_size)
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     goal = Path(target).expanduser().resolve()
