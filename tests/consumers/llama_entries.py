@@ -10,12 +10,8 @@ position, the sentence of the refusal, or **no**. The exit code is 1 where there
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import os
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +38,7 @@ def main() -> int:
     sys.path.insert(0, str(HERE))
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
+    import llama_rope
     import llama_table
     import tiny
 
@@ -53,7 +50,7 @@ def main() -> int:
     bad = False
     for name in given.types.split(",") if given.types else decoders:
         for entry, was, value, model in changed(tiny, name, types[name]):
-            found = answered(model, name, given.judge)
+            found = llama_rope.answered(model, name, IDS, given.judge)
             bad |= found.startswith("**no**")
             print(name, entry, was, value, found, sep="\t", flush=True)
     return int(bad)
@@ -108,32 +105,6 @@ def answer_of(model: Any) -> Any:
 
     with torch.no_grad():
         return model(torch.tensor([IDS])).logits
-
-
-def answered(model: Any, name: str, judge: str) -> str:
-    """The error of llama.cpp's answers, or why there are none."""
-    import llama_rope
-    import llama_table
-
-    from quark.errors import QuarkError
-    from quark.torch.export.api import export_gguf
-
-    with tempfile.TemporaryDirectory() as path:
-        folder = Path(path)
-        llama_table.add_tokenizer(folder)
-        try:
-            export_gguf(model, folder / "made", name, folder, weight_type="F32", float_type="F32")
-        except QuarkError as error:
-            return f"refused: {error}"
-        (folder / "ids.json").write_text(json.dumps(IDS))
-        command = [sys.executable, str(HERE / "llama_judge.py"), str(next((folder / "made").glob("*.gguf")))]
-        told = subprocess.run(
-            [*command, str(folder / "ids.json")],
-            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": judge}, check=False,
-        )  # fmt: skip
-    lines = [line for line in told.stdout.splitlines() if line.startswith("{")]
-    why = next((line for line in told.stderr.splitlines() if "rror" in line or "ASSERT" in line), told.stderr[-120:])
-    return llama_rope.error_of(model, IDS, json.loads(lines[-1])) if lines else f"**no**: {why}"
 
 
 if __name__ == "__main__":

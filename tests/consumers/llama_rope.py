@@ -68,11 +68,6 @@ def main() -> int:
 
 def cell(tiny: Any, name: str, cls: str, rope: dict[str, Any], judge: str) -> str:
     """One model."""
-    import llama_table
-
-    from quark.errors import QuarkError
-    from quark.torch.export.api import export_gguf
-
     more = {"rope_parameters": {"rope_theta": 1e4, **rope}, "max_position_embeddings": 256}
     plain, ids = tiny.tiny_config, list(range(5, 125))
     tiny.tiny_config = lambda name, cls, given: plain(name, cls, {**given, **more})
@@ -82,6 +77,22 @@ def cell(tiny: Any, name: str, cls: str, rope: dict[str, Any], judge: str) -> st
         return f"not built: {error}"[:100]
     finally:
         tiny.tiny_config = plain
+    return answered(model, name, ids, judge)
+
+
+def answered(model: Any, name: str, ids: list[int], judge: str) -> str:
+    """The error of llama.cpp's answers to a model's file, or why there are none.
+
+    Args:
+        model: of the type ``name``.
+        ids: tokens that both answer.
+        judge: the folder that xllamacpp is installed in.
+    """
+    import llama_table
+
+    from quark.errors import QuarkError
+    from quark.torch.export.api import export_gguf
+
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
         llama_table.add_tokenizer(folder)
@@ -96,7 +107,8 @@ def cell(tiny: Any, name: str, cls: str, rope: dict[str, Any], judge: str) -> st
             capture_output=True, text=True, env={**os.environ, "PYTHONPATH": judge}, check=False,
         )  # fmt: skip
     lines = [line for line in told.stdout.splitlines() if line.startswith("{")]
-    return error_of(model, ids, json.loads(lines[-1])) if lines else "**no**: llama.cpp ends its process"
+    why = next((line for line in told.stderr.splitlines() if "rror" in line or "ASSERT" in line), told.stderr[-120:])
+    return error_of(model, ids, json.loads(lines[-1])) if lines else f"**no**: {why}"
 
 
 def error_of(model: Any, ids: list[int], told: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark.cli.output import print_json, say, show, write_text
 from quark.cli.torch_quantize import checked_format, chosen_values, float_type
-from quark.cli.torch_refusals import check_folder, check_names, check_reader, split_layers
+from quark.cli.torch_refusals import check_folder, check_names, check_reader, typed_schemes
 from quark.cli.torch_request import Explained, Predicted
 from quark.errors import printable
 from quark.report import Table, file_size
@@ -57,8 +57,8 @@ def decided(request: Explained) -> tuple[dict[str, Any], TorchForecast]:
     """Keys and values of the configuration, and what it means for the checkpoint."""
     check_folder(request.model)
     check_names(request.scheme, request.kv_cache, request.layers)
-    schemes = [] if request.scheme is None else [request.scheme, *split_layers(request.layers).values()]
-    check_reader(schemes, request.kv_cache, request.format, request.program)
+    typed = typed_schemes(request.scheme, request.layers)
+    check_reader(typed, request.kv_cache, request.format, request.program)
     values = chosen_values(request)
     format = checked_format(request, values)
     from quark.torch.config_file import config_of

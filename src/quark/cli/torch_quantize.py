@@ -23,6 +23,7 @@ from quark.cli.torch_refusals import (
     check_reader,
     check_samples,
     split_layers,
+    typed_schemes,
 )
 from quark.cli.torch_request import Converted, FolderJob, InMemory
 from quark.cli.torch_verdict import coverage_of, sizes, tell
@@ -67,8 +68,8 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
         check_names(request.scheme, request.kv_cache, request.layers)
     check_folder(request.model)
     check_algorithms(with_own(request.algorithms))
-    schemes = [] if request.scheme is None else [request.scheme, *split_layers(request.layers).values()]
-    check_reader(schemes, request.kv_cache, request.format, request.program)
+    typed = typed_schemes(request.scheme, request.layers)
+    check_reader(typed, request.kv_cache, request.format, request.program)
     check_data(request.model, request.source.data)
     check_device(request.device)
     check_output(request.output, resumed)

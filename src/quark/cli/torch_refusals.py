@@ -59,11 +59,16 @@ def check_names(scheme: str | None, kv_cache: str | None, layers: Sequence[str])
     Raises:
         ConfigError: an unknown scheme; the nearest name is shown.
     """
-    for name in ([] if scheme is None else [scheme]) + [*split_layers(layers).values()]:
+    for name in typed_schemes(scheme, layers):
         if name.partition(":")[0] not in SCHEMES and built_in_alone():  # a calibration method may stand behind
             raise ConfigError(unknown("quantization scheme", name, SCHEMES))
     if kv_cache is not None:
         check_name("KV cache scheme", kv_cache, CACHES)
+
+
+def typed_schemes(scheme: str | None, layers: Sequence[str]) -> list[str]:
+    """The schemes of a command: of all layers, where a file does not say it, and of single ones."""
+    return [*([] if scheme is None else [scheme]), *split_layers(layers).values()]
 
 
 def check_algorithms(names: Sequence[str]) -> None:
