@@ -3,7 +3,8 @@
     minimize    Σ objective[i, j] x[i, j]        subject to   Σ_j x[i, j] = 1 for every layer i
                                                               Σ load[i, j] x[i, j] <= limit,   x binary
 
-Solved by HiGHS through ``scipy.optimize.milp`` (branch and cut), to optimality. Options of equal objective are told
+Solved by HiGHS through ``scipy.optimize.milp`` (branch and cut), to optimality; by sorting where all layers have the
+same choice of two. Options of equal objective are told
 apart by further runs under the optimum of those before (lexicographic).
 
 H. Kellerer, U. Pferschy, D. Pisinger: Knapsack Problems, chapter 11 (2004).
@@ -49,14 +50,30 @@ def choose(objective: np.ndarray, load: np.ndarray, limit: float, *ties: np.ndar
     least = np.where(allowed, load, np.inf).min(axis=1).sum()
     if limit < least - SLACK * abs(least):
         return None
-    limits, found = [(load, max(limit, least))], None
-    for goal in goals:
+    found = _sorted(goals[0], load, limit) if all(goal is load for goal in ties) else None
+    limits = [(load, max(limit, least))]
+    for goal in goals if found is None else ():
         better = _solve(goal, allowed, limits)
         if better is None:  # the optimum before is met only up to the solver's tolerance
             return found
         found = better
         limits.append((goal, float(goal[np.arange(len(found)), found].sum())))
     return found
+
+
+def _sorted(objective: np.ndarray, load: np.ndarray, limit: float) -> np.ndarray | None:
+    """The optimum, of the least load, without a solver: where every layer has two options, and in all layers one of
+    them costs the same less, as many of these as the limit allows. ``None`` where that is not so."""
+    if objective.shape[1] != 2 or not np.isfinite(objective).all():
+        return None
+    gaps, rows, cheap = np.abs(np.diff(objective)), np.arange(len(load)), objective.argmin(axis=1)
+    if not gaps.all() or np.ptp(gaps) or not np.isfinite(load[rows, 1 - cheap]).all():
+        return None
+    more = load[rows, cheap] - load[rows, 1 - cheap]
+    order = np.argsort(more, kind="stable")
+    sums = load[rows, 1 - cheap].sum() + np.cumsum(more[order])
+    count = np.flatnonzero(sums <= limit + SLACK * abs(limit)).max(initial=-1) + 1
+    return np.where(np.isin(rows, order[:count]), cheap, 1 - cheap)
 
 
 def _solve(objective: np.ndarray, allowed: np.ndarray, limits: list[tuple[np.ndarray, float]]) -> np.ndarray | None:

@@ -40,9 +40,10 @@ LOSS_OF: dict[str, Callable[[float], float]] = {
     "cosine": lambda value: max(1 / max(value, 1e-9) ** 2 - 1, 0.0),
     "mse": lambda value: value,
     "kl": lambda value: value,
+    "loss": lambda value: value,
 }
 #: Metrics whose values are the sums of losses themselves, so that the target is the first E.
-DIRECT = ("sqnr", "cosine", "kl")
+DIRECT = ("sqnr", "cosine", "kl", "loss")
 
 
 @dataclass(frozen=True)

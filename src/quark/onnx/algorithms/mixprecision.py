@@ -1,21 +1,23 @@
 """Automatic mixed precision: which layers get the other precision, decided on the calibration data.
 
     score(layer)   metric of the whole quantized model in which only this layer has the target's precision
-    layers in the order of their scores, the least harmful first; after each one the metric of the model with all that
-    are chosen so far decides whether to go on
+    the least harmful layers are chosen, as many as the metric of the model with all of them allows: a search
+    (``quark.search.loop``) among plans in which every layer costs the same, measured in a few steps
 
 Runs on the transformed float model, before placement: the result is one rule more, of the lowest rank, so that layers
 that the configuration names keep what it says. Scales are those of calibration, before fine-tuning.
 
-Not handled: bodies of If and Loop; a layer that is given up is not tried again in another order.
+Not handled: bodies of If and Loop; choices that are not the first so many layers of the ranking.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,7 @@ from quark.config.tensor import LayerSpec
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
-from quark.measure.distance import Distance
-from quark.measure.outputs import divergence
+from quark.measure.outputs import Outputs
 from quark.onnx import fingerprint, layer_runs
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.mixed import LayerTargets, Mixed, TargetScore
@@ -44,14 +45,20 @@ from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.op_rules import OP_RULES
 from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.quantization.config.config import merged_layer
-from quark.onnx.quantization.config.mixprecision import METRICS, AutoMixprecisionConfig
+from quark.onnx.quantization.config.mixprecision import AutoMixprecisionConfig
 from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
 from quark.search.function import digest_of, load_function, number_of
+from quark.search.loop import LOSS_OF, Question, cheapest
+from quark.search.target import Target
+from quark.search.trials import Measured, Pair, all_measured
+from quark.search.values import Study, Trial, plan_key, total
 
 SOURCE = "auto_mixprecision"
-#: node name -> number of its target
-Choice = dict[str, int]
+#: What a layer may be in a search, and what the search saves.
+GIVEN, TARGET, LAYERS = "given", "target", "layers"
+#: From a metric to what adds up over layers.
+LOSSES = {"l2": lambda value: value * abs(value), "sqnr": LOSS_OF["sqnr"], "psnr": LOSS_OF["psnr"]}
 log = logging.getLogger(__name__)
 
 
@@ -84,7 +91,7 @@ def mix(model: ir.Model, context: JobContext, config: AutoMixprecisionConfig) ->
     decider = _Decider(model, job, config, layers, context, Trials(model, context, known))
     if not needs_data(config):
         scores = tuple(TargetScore(one, one.targets[0], None) for one in found)
-        return decider.decided(scores, found, None)
+        return decider.decided(scores, scores, None)
     try:
         return decider.measured(found)
     finally:
@@ -207,12 +214,11 @@ class _Decider:
         chosen = replace(self.job.rules, rules=(*(r for r in rules if r.selectors), *self.job.rules.rules))
         return for_target(replace(self.job, rules=chosen))
 
-    def decided(self, scores: tuple[TargetScore, ...], chosen: Iterable[LayerTargets], metric: float | None) -> Mixed:
+    def decided(self, scores: tuple[TargetScore, ...], chosen: Sequence[TargetScore], metric: float | None) -> Mixed:
         """The result, told in the log."""
-        names, targets = [one.name for one in chosen], {one.candidate.name: one.target for one in scores}
-        choice = {n: targets[one.candidate.name] for one in scores if one.candidate.name in names for n in _of(one)}
-        log.info("automatic mixed precision: %d of %d candidates are chosen", len(names), len(scores))
-        return Mixed(self.job_of(choice), scores, tuple(names), metric, _metric_name(self.config))
+        log.info("automatic mixed precision: %d of %d candidates are chosen", len(chosen), len(scores))
+        names = tuple(one.candidate.name for one in chosen)
+        return Mixed(self.job_of(_choice(chosen)), scores, names, metric, _metric_name(self.config))
 
     def measured(self, found: tuple[LayerTargets, ...]) -> Mixed:
         """Score the candidates, rank them, and choose."""
@@ -220,79 +226,72 @@ class _Decider:
         if self.context.journal:
             self.context.journal.same("the samples of mixed precision", data.encode())
         ledger = self._ledger(data)
-        tasks = [(one, target) for one in found for target in one.targets]
         self.quantized({})
         for number in range(len(self.layers)):  # the ranges of all trials are found before any of them
             self.quantized({n: number for one in found if number in one.targets for n in one.nodes})
-        choices = [dict.fromkeys(one.nodes, target) for one, target in tasks]
-        values = list(self._values(choices, common, ledger))
-        best: dict[str, TargetScore] = {}
-        for (one, target), value in zip(tasks, values, strict=True):
-            if one.name not in best or self.harm(value) < self.harm(best[one.name].value):
-                best[one.name] = TargetScore(one, target, value)
-        scores = tuple(sorted(best.values(), key=lambda score: self.harm(score.value)))
-        chosen, metric = self._choose(scores, lambda choice: self.value(choice, common, ledger))
-        return self.decided(scores, chosen, metric)
+        tasks = {(one.name, str(target)): TargetScore(one, target, None) for one in found for target in one.targets}
+
+        def measure(left: Sequence[Pair]) -> Iterator[tuple[Pair, Measured]]:
+            calls = (parallel.delayed(self._metric, [tasks[pair]], common) for pair in left)
+            values = _run(calls, self.config.worker_num)
+            return ((pair, {"value": value}) for pair, value in zip(left, values, strict=True))
+
+        told = partial(self.context.progress, SOURCE)
+        values = all_measured(list(tasks), self.config.metric_default, ledger, measure, told)
+        by_harm = sorted((replace(one, value=values[pair]["value"]) for pair, one in tasks.items()), key=self._harm_of)
+        best = {one.candidate.name: one for one in reversed(by_harm)}  # of several targets the one it bears best
+        scores = tuple(one for one in by_harm if best[one.candidate.name] is one)
+
+        def value(chosen: Sequence[TargetScore]) -> float:
+            if len(chosen) == 1 and chosen[0].value is not None:
+                return chosen[0].value
+            names, targets = [one.candidate.name for one in chosen], [str(one.target) for one in chosen]
+            key = plan_key(names, targets, _metric_name(self.config), data)
+            return ledger.number(key, lambda: self._metric(chosen, common))
+
+        return self.decided(scores, *self._choose(scores, value))
 
     def _choose(
-        self, scores: tuple[TargetScore, ...], value: Callable[[Choice], float]
-    ) -> tuple[list[LayerTargets], float | None]:
-        """Candidates in the order of their scores, until the threshold says stop."""
-        bound, chosen, choice = self.config.metric_threshold, [], Choice()
+        self, scores: tuple[TargetScore, ...], value: Callable[[Sequence[TargetScore]], float]
+    ) -> tuple[Sequence[TargetScore], float | None]:
+        """The candidates that are chosen, by a search, and the metric with them."""
+        bound = self.config.metric_threshold
         if bound is None:
-            return [], None
-        metric = None if bound == 0 else value(choice)
-        for score in scores:
-            if metric is not None and self._is_enough(metric, bound):
-                break
-            wider = choice | dict.fromkeys(_of(score), score.target)
-            found = None if bound == 0 else value(wider)
-            if found is not None and self.config.metric_optimize_object == "speed" and not self._meets(found, bound):
-                break
-            choice, metric = wider, found
-            chosen.append(score.candidate)
-        if metric is not None and not self._meets(metric, bound):
+            return (), None
+        if bound == 0:
+            return scores, value(scores)
+
+        def of(plan: Sequence[str]) -> list[TargetScore]:
+            return [one for one, name in zip(scores, plan, strict=True) if name == TARGET]
+
+        base = self._loss(value(()))
+        study = _study(scores, self.config.metric_optimize_object == "speed", [self._gain(one, base) for one in scores])
+        left = base - total(study, "loss", (GIVEN,) * len(scores))  # what is not of single layers
+        left = left if math.isfinite(left) else 0.0
+        target = Target("loss", False, self._loss(bound) - left)
+        question = Question(target, LAYERS, rounds=len(scores) + 1)
+        plan, _ = cheapest(study, question, lambda plan: self._loss(value(of(plan))) - left)
+        metric = value(of(plan))
+        if not target.met(self._loss(metric) - left):
             name = _metric_name(self.config)
             log.warning("automatic mixed precision: %s is %g and does not reach %g", name, metric, bound)
-        return chosen, value(choice) if metric is None else metric
+        return of(plan), metric
 
-    def _is_enough(self, metric: float, bound: float) -> bool:
-        return self.config.metric_optimize_object == "quality" and self._meets(metric, bound)
+    def _gain(self, score: TargetScore, base: float) -> float:
+        """What the model loses less with a layer in the target's precision."""
+        loss = math.inf if score.value is None else self._loss(score.value)
+        return base - loss if math.isfinite(loss) else -math.inf
 
-    def _meets(self, metric: float, bound: float) -> bool:
-        return self.harm(metric) <= (-bound if _more_is_better(self.config) else bound)
+    def _loss(self, value: float) -> float:
+        """The metric as what adds up over layers, where it is one of ours; what is no number is the worst."""
+        return math.inf if math.isnan(value) else LOSSES.get(_metric_name(self.config), float)(value)
 
-    def harm(self, value: float | None) -> float:
-        """The metric with a sign that makes less better."""
-        return 0.0 if value is None else -value if _more_is_better(self.config) else value
+    def _harm_of(self, score: TargetScore) -> float:
+        return 0.0 if score.value is None else self._loss(score.value)
 
-    def _values(self, choices: list[Choice], common: FloatModelFiles, ledger: Journal) -> Iterator[float]:
-        """The metric of every choice; several at a time, and known ones not again. Only this thread writes files."""
-        known = [self._known(choice, ledger) for choice in choices]
-        todo = [choice for choice, value in zip(choices, known, strict=True) if value is None]
-        fresh = _run((parallel.delayed(self._measured, choice, common) for choice in todo), self.config.worker_num)
-        for number, (choice, value) in enumerate(zip(choices, known, strict=True), 1):
-            yield self._keep(choice, next(fresh), ledger) if value is None else value
-            self.context.progress(SOURCE, number, len(choices))
-
-    def value(self, choice: Choice, common: FloatModelFiles, ledger: Journal) -> float:
-        """The metric of the model of a choice; a known one is not measured again."""
-        return next(self._values([choice], common, ledger))
-
-    def _measured(self, choice: Choice, common: FloatModelFiles) -> float:
-        return self.measure(self.quantized(choice), common)
-
-    def _known(self, choice: Choice, ledger: Journal) -> float | None:
-        found = ledger.done(_key(choice), float)
-        return self.context.journal.done(f"{SOURCE} {_key(choice)}", float) if found is None else found
-
-    def _keep(self, choice: Choice, value: float, ledger: Journal) -> float:
-        self.context.journal.finish(f"{SOURCE} {_key(choice)}", value)
-        ledger.finish(_key(choice), value)
-        return value
-
-    def measure(self, model: ir.Model, common: FloatModelFiles) -> float:
-        """The metric of one model."""
+    def _metric(self, chosen: Sequence[TargetScore], common: FloatModelFiles) -> float:
+        """The metric of the model with some layers in their targets' precision."""
+        model = self.quantized(_choice(chosen))
         if self.config.metric_evaluate_fn is not None:
             return self._evaluate(model, common)
         runner, name = common.runner(model), common.outputs[0]
@@ -313,8 +312,8 @@ class _Decider:
             files.save(model, path)
             return abs(number_of(call(str(path)), "metric_evaluate_fn") - self.reference)
 
-    def quantized(self, choice: Choice) -> ir.Model:
-        """The model with the layers of ``choice`` in their targets' precision, before any fine-tuning."""
+    def quantized(self, choice: Mapping[str, int]) -> ir.Model:
+        """The model with the nodes of ``choice`` in their targets' precision, before any fine-tuning."""
         return self.trials.quantized(self.job_of(choice))
 
     def _common(self) -> tuple[FloatModelFiles, str]:
@@ -329,10 +328,11 @@ class _Decider:
         return layer_runs.lay_out(FloatModelFiles(folder, SOURCE, (output,), 0, self.job), samples)
 
     def _ledger(self, data: str) -> Journal:
-        """Finished measurements; what only says which of them are wanted does not count."""
+        """Finished measurements, in the file of the configuration or with all else that is finished; what only says
+        which of them are wanted does not count."""
         path = self.config.sensitivity_cache_file
         if path is None:
-            return Journal(None, {})
+            return self.context.journal
         fields: dict[str, Any] = {"metric_threshold": 0, "metric_optimize_object": "speed", "worker_num": 1}
         config = replace(self.config, sensitivity_cache_file=None, **fields)
         words = fingerprint.of_job(replace(self.job, algorithms=(config,)))
@@ -342,43 +342,46 @@ class _Decider:
         return Journal(path, {"model": model, "data": data, "functions": " ".join(written), **words})
 
 
+def _study(scores: Sequence[TargetScore], speed: bool, gains: Sequence[float]) -> Study:
+    """The scores as a question to a search: the most layers in the target's precision, or the fewest.
+
+    Args:
+        scores: the layers.
+        speed: whether layers are wanted in the target's precision.
+        gains: what each of them loses less in it.
+    """
+    trials = []
+    for one, gain in zip(scores, gains, strict=True):
+        for option, loss, wanted in ((GIVEN, gain, not speed), (TARGET, -gain, speed)):
+            costs = {LAYERS: float(not wanted)}
+            trials.append(Trial(one.candidate.name, "", option, max(loss, 0.0), costs=costs))
+    return Study(tuple(trials), "loss", 0)
+
+
+def _choice(chosen: Sequence[TargetScore]) -> dict[str, int]:
+    """The nodes, and the numbers of their targets."""
+    return {node: one.target for one in chosen for node in one.candidate.nodes}
+
+
 def metric_of(name: str, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
     """A metric of one output over samples of (float, quantized) arrays.
 
     l2: mean norm of the error. kl: mean divergence of the softmax along the last axis, in nats. cosine: 1 - cosine.
     sqnr, psnr: of all samples together, in dB.
     """
-    distance, per_sample, positions = Distance(), [], []
-    for x, y in pairs:
-        distance.update(x, y)
-        per_sample.append(float(np.linalg.norm(np.asarray(x, np.float64).ravel() - y.ravel())))
-        positions += [divergence(x, y).ravel()] if name == "kl" else []
     if name == "l2":
-        return float(np.mean(per_sample))
-    if name == "kl":
-        return float(np.concatenate(positions).mean())
-    return 1 - float(distance.cosine) if name == "cosine" else float(getattr(distance, name))
-
-
-def _key(choice: Choice) -> str:
-    """A choice in few characters."""
-    named = "\n".join(f"{name} as {target}" for name, target in sorted(choice.items()))
-    return fingerprint.of_arrays({named: np.zeros(0)}).hex()
-
-
-def _of(score: TargetScore) -> tuple[str, ...]:
-    return score.candidate.nodes
+        return float(np.mean([np.linalg.norm(np.asarray(x, np.float64).ravel() - y.ravel()) for x, y in pairs]))
+    outputs = Outputs()
+    for x, y in pairs:
+        outputs.update({name: x}, {name: y}, name == "kl")
+    value = outputs.metrics()[name]
+    return 1 - value if name == "cosine" else value
 
 
 def _metric_name(config: AutoMixprecisionConfig) -> str:
     if config.metric_evaluate_fn is not None:
         return "distance of metric_evaluate_fn"
     return config.metric_default if config.metric_distance_fn is None else "metric_distance_fn"
-
-
-def _more_is_better(config: AutoMixprecisionConfig) -> bool:
-    own = config.metric_distance_fn is not None or config.metric_evaluate_fn is not None
-    return not own and METRICS[config.metric_default]
 
 
 def _loaded(function: Any) -> Callable[..., Any]:
