@@ -20,6 +20,7 @@ from tests.onnx_flow import test_linear_algorithms as linear
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ConfigError
+from quark.measure.gain import gain
 from quark.onnx import (
     AlgoConfig,
     AWQConfig,
@@ -36,7 +37,6 @@ from quark.onnx import (
     SVDQuantConfig,
 )
 from quark.onnx.algorithms import losses, smoothquant, stages
-from quark.onnx.algorithms.losses import Loss, gain
 from quark.onnx.algorithms.stages import TRANSFORMS
 from quark.onnx.graph.model import load
 from quark.onnx.graph.report import PassReport
@@ -134,10 +134,9 @@ def linear_layer() -> QLayerConfig:
     return QLayerConfig(linear.INT8, linear.Int16Spec(calibration_method=linear.CalibMethod.MinMax))
 
 
-def loss_of(*outputs: tuple[float, ...]) -> Loss:
-    """Noise per sample, for each output; every signal is 1."""
-    noise = np.array(outputs, np.float64).T
-    return Loss(noise, np.ones_like(noise))
+def noise_of(*outputs: tuple[float, ...]) -> np.ndarray:
+    """Noise per sample, for each output."""
+    return np.array(outputs, np.float64).T
 
 
 @pytest.mark.parametrize(
@@ -147,22 +146,25 @@ def loss_of(*outputs: tuple[float, ...]) -> Loss:
         ((0.9, 1.0, 0.9), (1.0, 0.8, 1.1), False),  # smaller by 3 per cent, give or take 12
         ((0.8, 0.9, 0.7), (1.0, 1.0, 1.0), True),
         ((0.9,), (1.0,), True),
+        ((0.99,), (1.0,), False),  # fewer than four samples must gain 2 per cent
+        ((0.99, 0.99, 0.99), (1.0, 1.0, 1.0), False),
+        ((0.99, 0.99, 0.99, 0.99), (1.0, 1.0, 1.0, 1.0), True),
         ((1.0, 1.0), (1.0, 1.0), False),
         ((0.0, 0.0), (0.0, 0.0), False),
         ((np.inf, 0.5), (1.0, 1.0), False),
     ],
 )
 def test_a_gain_that_chance_explains_is_none(with_it: tuple, without: tuple, kept: bool) -> None:
-    assert gain(loss_of(with_it), loss_of(without)).sure is kept
+    assert gain(noise_of(with_it), noise_of(without)).sure is kept
 
 
 def test_no_output_pays_for_another() -> None:
-    without = loss_of((1.0, 1.1, 0.9), (1.0, 1.1, 0.9))
-    assert gain(loss_of((0.1, 0.11, 0.09), (1.0, 1.1, 0.9)), without).sure
-    surely_worse, hardly_worse = (loss_of((0.1, 0.11, 0.09), other) for other in ((1.2, 1.3, 1.1), (1.3, 0.9, 0.9)))
+    without = noise_of((1.0, 1.1, 0.9), (1.0, 1.1, 0.9))
+    assert gain(noise_of((0.1, 0.11, 0.09), (1.0, 1.1, 0.9)), without).sure
+    surely_worse, hardly_worse = (noise_of((0.1, 0.11, 0.09), other) for other in ((1.2, 1.3, 1.1), (1.3, 0.9, 0.9)))
     assert not gain(surely_worse, without).sure and not gain(surely_worse, without).harmless
     assert gain(hardly_worse, without).sure  # by 0.03 where the two gain 1.1 on average
-    small, surely_traded = (loss_of((0.9, 0.99, 0.81), other) for other in ((1.3, 0.9, 0.9), (1.03, 1.13, 0.93)))
+    small, surely_traded = (noise_of((0.9, 0.99, 0.81), other) for other in ((1.3, 0.9, 0.9), (1.03, 1.13, 0.93)))
     assert not gain(small, without).sure and gain(small, without).harmless  # by 0.03, give or take 0.14
     assert not gain(surely_traded, without).sure and not gain(surely_traded, without).harmless  # by 0.03, surely
 
@@ -170,7 +172,7 @@ def test_no_output_pays_for_another() -> None:
 def test_the_error_of_a_gain_is_that_of_the_bootstrap() -> None:
     random = np.random.default_rng(0)
     with_it, without = (np.exp(random.normal(size=40) + shift) for shift in (0.0, 0.3))
-    found = gain(loss_of(tuple(with_it)), loss_of(tuple(without)))
+    found = gain(noise_of(tuple(with_it)), noise_of(tuple(without)))
     drawn = random.integers(0, 40, (4000, 40))
     drawn_gains = np.log(without[drawn].sum(1) / with_it[drawn].sum(1))
     assert found.mean == pytest.approx(np.log(without.sum() / with_it.sum()))

@@ -329,8 +329,8 @@ def test_algorithms_in_files() -> None:
         QConfig(INT4, algo_config=["gptq"])  # type: ignore[list-item]
 
 
-def test_a_change_is_taken_where_samples_that_did_not_choose_it_gain() -> None:
-    """Gains of all samples are taken, the luck of the half that chose is not; few samples must gain 2 %."""
+def test_a_change_is_taken_where_it_surely_gains() -> None:
+    """Gains of all samples are taken, the luck of half of them is not; few samples must gain 2 %."""
     before = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     better = [0.995 * x for x in before]
     assert best_of([better], before) == 0 and best_of([before, better], before) == 1

@@ -2,10 +2,9 @@
 
     loss(method, sample) = Σ over outputs  Σ (x − y)² / Σ x²      x: float, y: quantized and rounded to nearest
 
-Every second sample of the calibration data gives ranges and the others the loss, then the other way round. Methods are
-compared by the mean of log(loss / loss of the configured method) over the samples, to which no sample matters more than
-another; the configured one stays where none is below it by more than the standard error. Afterwards all samples
-calibrate with the method that was found. Weights keep their own method.
+Every second sample of the calibration data gives ranges and the others the loss, then the other way round. No sample
+matters more than another, and the configured method stays where none surely gains (``quark.measure.gain``). Afterwards
+all samples calibrate with the method that was found. Weights keep their own method.
 
 Not handled: a method per tensor, beyond what the configuration gives single layers already (they follow as well).
 """
@@ -22,8 +21,9 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
+from quark.measure.gain import surest, typical_gain
 from quark.onnx.algorithms.context import JobContext
-from quark.onnx.algorithms.losses import Loss, Reference, compared, distance, joined
+from quark.onnx.algorithms.losses import Loss, Reference, distance, joined
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport
@@ -52,10 +52,9 @@ def search(
     if activations is None or not activations.ranged:
         raise ConfigError("CalibrationSearchConfig: the activations have no range that data could give")
     found = _measured(model, context, config, feeds_of(model, context, config.data_size))
-    rated = {name: compared(loss, found[_GIVEN][1]) for name, (_, loss) in found.items()}
-    best = min(rated, key=lambda name: rated[name][0])
-    best = best if rated[best][0] < -rated[best][1] else _GIVEN
-    told = "; ".join(f"{name} {np.exp(mean):.3f}" for name, (mean, _) in rated.items())
+    gains = {name: typical_gain(loss.each, found[_GIVEN][1].each) for name, (_, loss) in found.items()}
+    best = surest(gains) or _GIVEN
+    told = "; ".join(f"{name} {np.exp(-one.mean):.3f}" for name, one in gains.items())
     log.info("calibration_search: %s, by loss: %s", best, told)
     report = PassReport(config.name, int(best != _GIVEN), (f"loss on samples not calibrated on, relative: {told}",))
     return replace(context, job=found[best][0]), [report]

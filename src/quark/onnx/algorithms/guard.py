@@ -1,8 +1,8 @@
 """A change of the float model is put back where the quantized model is worse with it, on calibration data.
 
-Both models are quantized and rounded to nearest. Few samples decide, so chance takes part (``losses.py``): the change
-stays where the outputs gain, on average, by more than the standard error, and none of them loses more than a tenth of
-that. A gain that chance may explain is not worth a change: on other data it is a loss as often as not.
+Both models are quantized and rounded to nearest. Few samples decide, so chance takes part (``quark.measure.gain``):
+the change stays where the outputs gain, on average, by more than the standard error, and none of them loses more than a
+tenth of that. A gain that chance may explain is not worth a change: on other data it is a loss as often as not.
 
 A transformation can go a part of its way; the part that gains most is taken. The scales of all come from the same
 samples, at most ``JUDGED`` of them, spread over all. What is fine-tuned afterwards does not count.
@@ -13,15 +13,15 @@ Not handled: places of the model where a change would have been worth keeping (i
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 
+from quark.measure.gain import Gain, gain, surest
 from quark.onnx.algorithms.context import JobContext
-from quark.onnx.algorithms.losses import Gain, Loss, Reference, distance, gain
+from quark.onnx.algorithms.losses import Loss, Reference, distance
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport
@@ -58,10 +58,10 @@ def guarded(runs: Mapping[float, Transform], model: ir.Model, config: Any, conte
             without = _loss(reference, before, judged)
             told[0.0] = without.total
         found = _loss(reference, model, judged)
-        gains[part], told[part] = gain(found, without), found.total
+        gains[part], told[part] = gain(found.noise, without.noise), found.total
         log.info("%s: loss %.6g without, %.6g with %g of it", config.name, without.total, found.total, part)
-    best = max(gains, key=lambda part: gains[part].mean if gains[part].sure else -math.inf)
-    if gains[best].sure:
+    best = surest(gains)
+    if best is not None:
         if best != part:  # the last one run is what the model holds
             model.graph = before.graph
             report = runs[best](model, config, context)

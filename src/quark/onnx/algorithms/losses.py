@@ -1,16 +1,12 @@
-"""How far a quantized model is from the float one, output by output and sample by sample, and what a lead is worth.
+"""How far a quantized model is from the float one, output by output and sample by sample.
 
     loss(model)  Σ over outputs  N / S       N = Σ (x − y)², S = Σ x²      x: float, y: quantized; sums over the samples
-    gain(o)      log(N_without / N_with)     of output o
 
-The standard error of a gain follows from the samples' parts of both sums (the ratio estimator): with
-d_s = n_without,s / N_without − n_with,s / N_with it is sqrt(n / (n − 1) Σ d_s²). The gain of a model is the mean over
-its outputs, in which a large output counts no more than a small one. One sample knows no chance.
+What a lead is worth says ``quark.measure.gain``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -23,13 +19,10 @@ from quark.measure.distance import Distance
 from quark.onnx.graph.run import Feed, Runner, trim_heap
 from quark.onnx.graph.session import Runtime
 
-#: What one output may lose, as a part of what the outputs gain on average.
-PRICE = 0.1
 #: Bytes of answers that are kept, and samples that are kept in any case.
 BUDGET, FEWEST = 1 << 26, 8
 #: Tensors of one sample, by name.
 Values = Mapping[str, np.ndarray]
-_TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -48,47 +41,6 @@ class Loss:
     def each(self) -> np.ndarray:
         """[samples]: the loss of every sample alone."""
         return np.asarray(_relative(self.noise, self.signal).sum(1))
-
-
-@dataclass(frozen=True)
-class Gain:
-    """log of the noise without over that with a change, and the standard error: of the model, and of every output."""
-
-    mean: float
-    error: float
-    outputs: np.ndarray
-    errors: np.ndarray
-
-    @property
-    def sure(self) -> bool:
-        """Whether the model gains by more than chance, and no output pays for it."""
-        return bool(self.mean > self.error and (self.outputs >= -PRICE * self.mean).all())
-
-    @property
-    def harmless(self) -> bool:
-        """Whether the model does not lose, and no output loses by more than chance."""
-        return bool(self.mean >= 0 and (self.outputs >= -np.maximum(self.errors, PRICE * self.mean)).all())
-
-
-def gain(loss: Loss, other: Loss) -> Gain:
-    """What a change brought: ``loss`` with it against ``other`` without it, on the same samples."""
-    with_it, without = (np.maximum(one.noise.sum(0), _TINY) for one in (loss, other))
-    with np.errstate(invalid="ignore", divide="ignore"):  # NaN where one is infinite, and then nothing is sure
-        parts = other.noise / without - loss.noise / with_it
-        outputs = np.log(without / with_it)
-    return Gain(float(outputs.mean()), float(_error(parts.mean(1))), outputs, np.asarray(_error(parts)))
-
-
-def _error(parts: np.ndarray) -> np.ndarray:
-    count = len(parts)
-    return np.sqrt(np.square(parts).sum(0) * count / max(count - 1, 1)) * (count > 1)
-
-
-def compared(loss: Loss, other: Loss) -> tuple[float, float]:
-    """The mean of log(loss / other) over the samples, and its standard error (0 of one sample)."""
-    ratios = np.log(np.maximum(loss.each, _TINY) / np.maximum(other.each, _TINY))
-    error = 0.0 if len(ratios) < 2 else float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
-    return float(ratios.mean()), error
 
 
 def joined(losses: Iterable[Loss]) -> Loss:

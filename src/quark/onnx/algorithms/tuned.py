@@ -2,9 +2,9 @@
 
 Every layer may come nearer to its own target while the model as a whole gets worse, because later layers fitted the
 old error. The training of all layers is kept if the model as a whole does not lose, and no output loses more than
-chance and a tenth of what the outputs gain (``losses.py``). Otherwise training is undone, then re-applied to half the
-layers at a time, in the order of the graph; only clear gains are kept. A half without a clear gain is divided again,
-down to a sixteenth of the layers.
+chance and a tenth of what the outputs gain (``quark.measure.gain``). Otherwise training is undone, then re-applied to
+half the layers at a time, in the order of the graph; only clear gains are kept. A half without a clear gain is divided
+again, down to a sixteenth of the layers.
 
 At most ``JUDGED`` samples decide, spread over all that there are, those included that ``data_size`` leaves out of
 training; their inputs are in memory, and the float model's answers to them. Weights on trial are rounded as they will
@@ -26,9 +26,10 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
+from quark.measure.gain import gain
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
-from quark.onnx.algorithms.losses import Loss, Values, answers, distance_to, gain
+from quark.onnx.algorithms.losses import Loss, Values, answers, distance_to
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, trim_heap
@@ -75,7 +76,7 @@ def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: J
     trial = _Trial(model, plan, expected, feeds, options, fake_quantized(model, plan, options))
     with_it = trial.loss()
     log.info("%s: loss %.6g without, %.6g with it", config.name, without.total, with_it.total)
-    if gain(with_it, without).harmless or not np.isfinite(without.total):
+    if gain(with_it.noise, without.noise).harmless or not np.isfinite(without.total):
         return report
     trial.put(changes, after=False)
     kept, left = trial.best_of(changes, without, HALVINGS)
@@ -158,7 +159,7 @@ class _Trial:
                 continue
             self.put(half, after=True)
             found = self.loss()
-            if gain(found, best).sure:
+            if gain(found.noise, best.noise).sure:
                 kept, best = [*kept, *half], found
                 continue
             self.put(half, after=False)

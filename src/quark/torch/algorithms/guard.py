@@ -1,66 +1,47 @@
 """Which change of a float model makes its quantized answers better, and whether one does.
 
-    one half of the samples chooses the change, the other says what it gains; then the other way round
-    taken: the best on all samples, where mean gain > 0.5 standard errors of it
-
-So every sample judges a choice that it had no part in: the mean gain is what the way of choosing gains on data that it
-has not seen, without the luck of the winner. Each sample is compared with itself. Among changes that do nothing but
-round weights differently the best of a few is a gain too, which only so can be told from a lucky one. With fewer than
-four samples the error must fall by 2 %.
+Each sample is compared with itself, by the test of both flows (``quark.measure.gain``). Several changes are tried, so
+that the best of them may be a lucky one: beside others that do nothing but round weights differently the best is a gain
+too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 
+import numpy as np
 import torch
 from torch import nn
 
 from quark.dataclass import dataclass
-from quark.measure.score import WORTH
+from quark.measure.gain import FEW, Gain, gain, surest
 from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
 from quark.torch.algorithms.context import ModelContext
 
 MODEL_SAMPLES = 32  # that a model is judged on
-FEW = 4  # samples below which none are left to judge
-SURE = 0.5  # standard errors that a gain must have
 CERTAIN = 3.0  # standard errors of a gain that leave no doubt
 
 
 def best_of(errors: Sequence[Sequence[float]], before: Sequence[float]) -> int | None:
-    """The change that leaves the least error, if choosing so gains something on samples that did not choose.
+    """The number of the change that gains most, if it surely does; None: none is worth it.
 
     Args:
         errors: of each change, sample by sample.
         before: of the same samples without a change.
-
-    Returns:
-        The number of the change; None: none is worth it.
     """
-    count = len(before)
-    best = least([*errors, before], range(count))
-    if best == len(errors):
-        return None
-    if count < FEW:
-        return best if sum(errors[best]) <= WORTH * sum(before) else None
-    gains = []
-    for judges, choosers in ((range(0, count, 2), range(1, count, 2)), (range(1, count, 2), range(0, count, 2))):
-        error = [*errors, before][least([*errors, before], choosers)]
-        gains += [before[k] - error[k] for k in judges]
-    return best if fmean(gains) > SURE * stdev(gains) / sqrt(count) else None
+    return surest({number: gain_of(after, before) for number, after in enumerate(errors)})
 
 
-def least(errors: Sequence[Sequence[float]], samples: Sequence[int]) -> int:
-    """The number of the row that is least over some samples."""
-    return min(range(len(errors)), key=lambda row: sum(errors[row][k] for k in samples))
+def gain_of(after: Sequence[float], before: Sequence[float]) -> Gain:
+    """What a change brings."""
+    return gain(*(np.asarray(one, np.float64)[:, None] for one in (after, before)))
 
 
 def certain(after: Sequence[float], before: Sequence[float]) -> bool:
     """Whether a change gains so much on the samples that no other need be tried."""
-    gains = [old - new for new, old in zip(after, before, strict=True)]
-    return len(gains) >= FEW and fmean(gains) > CERTAIN * stdev(gains) / sqrt(len(gains))
+    found = gain_of(after, before)
+    return len(before) >= FEW and found.mean > CERTAIN * found.error
 
 
 @dataclass(frozen=True)
