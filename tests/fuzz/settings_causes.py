@@ -13,7 +13,8 @@ from tests.fuzz.causes import Cause, Finding
 from tests.fuzz.config_causes import VALUES, YAMLS
 
 from quark.onnx.config_file import read_values
-from quark.onnx.preprocess_file import FILE, read_beside
+from quark.onnx.preprocess_file import FILE, read_beside, text_of
+from quark.onnx.preprocessing import Preprocessing
 from quark.search.energy import read_table
 
 PICTURES = {
@@ -24,6 +25,7 @@ PICTURES = {
     "resize": "crop",
     "bgr": True,
 }
+SECTIONS = {"m.onnx": {"float_model": "f.onnx", **PICTURES}, "other.onnx": {"scale": 1.0}}
 PLAN: dict[str, Any] = {
     "preset": "A8W8",
     "options": {"Percentile": 99.9},
@@ -57,6 +59,7 @@ def read(folder: Path) -> None:
         Finding: settings that no picture can be read by.
     """
     if (folder / FILE).exists():
+        text_of(Preprocessing(), folder / "other.onnx", folder / "float.onnx")
         found = read_beside(folder / "m.onnx")
         if found is not None and any(value == 0 for value in found.to_dict().get("std") or []):
             raise Finding("a deviation of 0 was taken")
@@ -93,6 +96,7 @@ def damaged(values: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], byt
 
 for reader, causes, name, values in (
     ("preprocess", PREPROCESS, FILE, PICTURES),
+    ("preprocess", PREPROCESS, FILE, SECTIONS),
     ("plan", PLANS, "plan.yaml", PLAN),
     ("energy", ENERGIES, "energy.yaml", ENERGY),
 ):

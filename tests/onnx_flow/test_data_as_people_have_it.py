@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import wave
 from collections.abc import Callable
 from functools import partial
@@ -18,9 +19,11 @@ from quark.cli import main
 from quark.config.plan_diff import read_plan
 from quark.errors import DataError
 from quark.onnx import DatasetReader, ModelQuantizer, PathDataReader, Preprocessing, QConfig, image_files
+from quark.onnx.data import RandomDataReader
+from quark.onnx.data_layout import looked_at
 from quark.onnx.graph.model import load
 from quark.onnx.image_files import read_mask
-from quark.onnx.preprocess_file import FILE, read_beside
+from quark.onnx.preprocess_file import FILE, read_beside, text_of
 from quark.onnx.preprocessing import doubts
 from quark.onnx.sensitivity import sensitivity
 
@@ -347,6 +350,57 @@ def test_how_pictures_were_read_lies_beside_the_model(tmp_path: Path, capsys: py
     assert beside.read_text() == "size: [3]"
 
 
+def test_models_of_one_folder_keep_their_own_preprocessing(tmp_path: Path) -> None:
+    """The second one's settings were in the place of the first one's, and of every other model's."""
+    pictured = Preprocessing(scale=1.0, bgr=True), Preprocessing(mean=(0.5,), std=(0.25,))
+    names = [tmp_path / "q1.onnx", tmp_path / "q2.onnx", tmp_path / "f1.onnx", tmp_path / "f2.onnx"]
+    for path in names:
+        path.touch()
+    for made, source, settings in zip(names[:2], names[2:], pictured, strict=True):
+        (tmp_path / FILE).write_text(text_of(settings, made, source))
+    assert [read_beside(path) for path in names] == [*pictured, *pictured]
+    assert read_beside(tmp_path / "stranger.onnx") is None
+    (tmp_path / FILE).write_text(text_of(pictured[1], names[0], names[2]))
+    assert [read_beside(path) for path in names[:2]] == [pictured[1], pictured[1]], "a model is quantized again"
+    (tmp_path / FILE).write_text(text_of(pictured[0], names[0], names[2]))
+    names[1].unlink()
+    (tmp_path / FILE).write_text(text_of(pictured[0], names[0], names[2]))
+    assert read_beside(names[3]) is None, "sections of models that are gone go"
+    names[0].rename(tmp_path / "renamed.onnx")
+    assert read_beside(tmp_path / "renamed.onnx") == pictured[0]
+    (tmp_path / FILE).write_text("scale: 1")
+    assert read_beside(names[3]) == Preprocessing(scale=1.0), "without a name it is of all models"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda: [{"image": np.full((1, 3, 4, 4), 200, np.uint8)}], "bytes up to 200"),
+        (lambda: iter([np.full((1, 3, 4, 4), 200, np.uint8)]), "bytes up to 200"),
+        (lambda: np.full((2, 3, 4, 4), 200, np.uint8), "bytes up to 200"),
+        (lambda: "folder", r"use Preprocessing\(scale=1\)"),
+        (lambda: [{"image": np.full((1, 3, 4, 4), 200, np.float32)}], ""),
+        (lambda: RandomDataReader(models.model(PICTURES), {"image": [1, 3, 4, 4]}), ""),
+        (lambda: looked_at([{"image": np.full((1, 3, 4, 4), 200, np.uint8)}]), ""),
+    ],
+)
+def test_what_looks_wrong_is_told_in_python_too(
+    given: Any, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bytes of pictures in a loader calibrated in silence; once a quantization, and not in each of many trials."""
+    weights = {"w": models.normal(2, 3, 1, 1)}
+    network = models.model("g (float[N, 3, 4, 4] image) => (float[N, 2, 4, 4] y) { y = Conv (image, w) }", weights)
+    config = QConfig.get_default_config("A8W8")
+    config.global_quant_config.extra_options["PrintSummary"] = False
+    data = given()
+    if isinstance(data, str):
+        picture(tmp_path / "a.png")
+        data = PathDataReader(network, tmp_path, preprocessing=Preprocessing(mean=(123.0,)))
+    ModelQuantizer(config).run(network, None, data)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == bool(words) and all(re.search(words, sentence) for sentence in told), told
+
+
 @pytest.mark.parametrize("words", ["--size 8x8", "--resize crop", "--bgr", "--scale 1", "--mean 3", "--std 2"])
 @pytest.mark.parametrize("kind", ["npz", "npy", "folder", "list", "random"])
 def test_an_option_that_these_samples_do_not_heed_is_refused(
@@ -370,6 +424,18 @@ def test_an_option_that_these_samples_do_not_heed_is_refused(
     )
     assert f"{words.split()[0]} is for pictures" in capsys.readouterr().err
     assert not (tmp_path / "q.onnx").exists()
+
+
+def test_a_function_of_ones_own_takes_no_options_of_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They changed nothing, and stood in preprocess.yaml."""
+    onnx.save(models.model(PICTURES, {}), tmp_path / "m.onnx")
+    picture(tmp_path / "pictures" / "a.png")
+    (tmp_path / "mine.py").write_text("def read(path):\n    raise SystemExit\n")
+    words = ["--data", str(tmp_path / "pictures"), "--preprocess", f"{tmp_path / 'mine.py'}:read", "--bgr"]
+    assert main(["onnx", "quantize", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "q.onnx"), *words]) == 1
+    assert "so that --bgr changes nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["npz", "npy", "random"])

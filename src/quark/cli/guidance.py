@@ -55,6 +55,7 @@ BY_PLACE: tuple[tuple[str, str], ...] = (
 #: Option that the sentence begins with -> page, wherever it was raised.
 BY_FLAG: dict[str, str] = {
     "--algorithm": "docs/choose.md#algorithms",
+    "--preprocess": "docs/cli.md#samples",
     "--preset": "docs/choose.md#presets",
     "--set": "docs/options.md",
 }

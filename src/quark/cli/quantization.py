@@ -30,6 +30,7 @@ from quark.onnx.compare import FLOAT, QUANTIZED, TIMED, Checks, Comparison, comp
 from quark.onnx.config_file import load_config, read_values, share_of
 from quark.onnx.data import Feed
 from quark.onnx.data_files import is_picture
+from quark.onnx.data_layout import looked_at
 from quark.onnx.describe import file_bytes
 from quark.onnx.first_run import NAME as FIRST_RUN
 from quark.onnx.flow import measured as measured_cost
@@ -119,7 +120,7 @@ def run(request: Quantize) -> None:
     with drafts(_outputs(request) | beside) as paths:
         written = replace(request, output=paths["output"])
         try:
-            result = ModelQuantizer(config).run(request.model, written.output, samples, plan=given)
+            result = ModelQuantizer(config).run(request.model, written.output, looked_at(samples), plan=given)
         except NoSamplesError as error:
             raise DataError(WANTED) from error
         seconds = time.perf_counter() - start
@@ -132,7 +133,7 @@ def run(request: Quantize) -> None:
         if request.plan:
             write_text(result.plan.to_json(), paths["plan"])
         if pictures is not None:
-            write_text(text_of(pictures), paths[FILE])
+            write_text(text_of(pictures, request.output, request.model), paths[FILE])
         if report and done:
             write_page(page(written, request.output, result, done, verdict), paths["report"])
     if request.json:

@@ -23,6 +23,7 @@ from quark.onnx import Config, ModelQuantizer
 from quark.onnx.bodies import wants_bodies
 from quark.onnx.config_file import config_of, read_values
 from quark.onnx.data import Feed, samples_of
+from quark.onnx.data_layout import looked_at
 from quark.onnx.graph import model as files
 from quark.onnx.recipes import LIBRARIES, Choice
 from quark.onnx.search import ASKED, save_plan, search, split_of
@@ -177,7 +178,7 @@ def _judged(
     libraries = config.global_quant_config.extra_options.get(LIBRARIES)
     with private_folder() as folder:
         made = folder / "mixed.onnx"
-        result = ModelQuantizer(config).run(request.model, made, fit)
+        result = ModelQuantizer(config).run(request.model, made, looked_at(fit))
         check = check_of(request.model, made, shown[0], False, libraries)
         where = "on generated data, which says little" if request.source.random else f"on {shown[1]}"
         choice = None if request.config else Choice(request.chosen)

@@ -161,6 +161,8 @@ def check_pictures(source: SampleSource, judged_on: Path | None = None) -> None:
     """
     usual, data = SampleSource(), source.data
     given = [f"--{name}" for name in PICTURES if getattr(source, name) != getattr(usual, name)]
+    if given and source.preprocess:
+        raise DataError(f"--preprocess makes the arrays, so that {given[0]} changes nothing: leave one of them out")
     if given and not any(one is not None and (not one.exists() or is_picture(one)) for one in (data, judged_on)):
         what = "--random" if data is None else f"--data {str(data)!r}"
         raise DataError(

@@ -26,6 +26,7 @@ from quark.onnx.compare import ENDS, FLOAT, QUANTIZED, Comparison, compare
 from quark.onnx.config_file import load_config
 from quark.onnx.coverage import Coverage, coverage, float_layers
 from quark.onnx.data import Feed
+from quark.onnx.data_layout import looked_at
 from quark.onnx.describe import describe, file_bytes, largest_constant
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
@@ -203,7 +204,7 @@ def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[A
 
     def measure(choice: Choice) -> Judged | None:
         try:
-            proto = ModelQuantizer(subject.config(choice)).run(subject.model, None, reader).proto
+            proto = ModelQuantizer(subject.config(choice)).run(subject.model, None, looked_at(reader)).proto
         except QuarkError:  # an algorithm that this model has nothing for; the model that was asked for is written
             return None
         if proto is None:

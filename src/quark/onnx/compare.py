@@ -33,8 +33,8 @@ from quark.measure.scaling import Scaling
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
 from quark.observers.histogram import Histogram
-from quark.onnx.data import checked, inputs_of, samples_of, widened
-from quark.onnx.data_layout import as_reader
+from quark.onnx.data import checked, inputs_of, samples_of
+from quark.onnx.data_layout import as_reader, widened
 from quark.onnx.diagnosis import of_model
 from quark.onnx.graph.halves import refuse_bfloat16
 from quark.onnx.graph.libraries import Libraries

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -203,22 +203,25 @@ class Remembering(CalibrationDataReader):
 
     def __init__(self, reader: Any, count: int) -> None:
         self._reader, self._samples = reader, iter(samples_of(reader))
-        self._count, self._first = count, list[Any]()
+        self._count, self._first, self._ahead = count, list[Any](), list[Any]()
 
     def __len__(self) -> int:
         return len(self._reader)
 
     def get_next(self) -> Any:
         """The next sample, or None after the last."""
+        return self._ahead.pop(0) if self._ahead else self._read()
+
+    def _read(self) -> Any:
         sample = next(self._samples, None)
         if sample is not None and len(self._first) < self._count:
             self._first.append(deepcopy(sample))  # a reader may fill the same arrays again
         return sample
 
     def first(self) -> list[Any]:
-        """The first samples, whoever has read them."""
-        while len(self._first) < self._count and self.get_next() is not None:
-            pass
+        """The first samples, whoever has read them; who reads on has them all the same."""
+        while len(self._first) < self._count and self._read() is not None:
+            self._ahead.append(deepcopy(self._first[-1]))
         return self._first
 
 
@@ -354,12 +357,6 @@ def _typed(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
 
 
 # ---- random data -----------------------------------------------------------------------------------------------------
-
-
-def widened(feed: Mapping[str, np.ndarray], wide: Set[str]) -> Feed:
-    """A sample of a float16 model, as one takes it whose inputs ``wide`` are float32."""
-    half = {name for name, array in feed.items() if array.dtype == np.float16}
-    return {name: array.astype(np.float32) if name in half & wide else array for name, array in feed.items()}
 
 
 class RandomDataReader(CalibrationDataReader):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
 
-from quark.onnx.data import Samples, samples_of
+from quark.onnx.data import Feed, Samples, samples_of
 from quark.onnx.graph.model import ModelInput as Source
 
 
@@ -50,6 +50,17 @@ def _moved(array: Any) -> np.ndarray:
 def in_layout(reader: Any, names: Collection[str]) -> Any:
     """The reader itself, or its samples with the images ``names`` moved."""
     return reader if reader is None or not names else ChannelsLast(samples_of(reader), names)
+
+
+def looked_at(reader: Any) -> Samples | None:
+    """The samples of a reader of which it has been told what looks wrong."""
+    return None if reader is None else samples_of(reader)
+
+
+def widened(feed: Mapping[str, np.ndarray], wide: Set[str]) -> Feed:
+    """A sample of a float16 model, as one takes it whose inputs ``wide`` are float32."""
+    half = {name for name, array in feed.items() if array.dtype == np.float16}
+    return {name: array.astype(np.float32) if name in half & wide else array for name, array in feed.items()}
 
 
 def as_reader(model_input: Source, data: Any) -> Any:

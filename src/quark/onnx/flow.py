@@ -29,6 +29,7 @@ from quark.onnx.bodies import all_known, wants_bodies
 from quark.onnx.choices import choose_inside, mix, search_calibration, tune_speed
 from quark.onnx.compare import Comparison
 from quark.onnx.coverage import Coverage, as_stated
+from quark.onnx.data import RandomDataReader, Samples
 from quark.onnx.data_layout import as_reader, in_layout
 from quark.onnx.describe import file_bytes
 from quark.onnx.diagnosis import of_plan, ranked
@@ -36,7 +37,7 @@ from quark.onnx.discretion import check_secret, discreet, tell_decisions, tell_i
 from quark.onnx.evaluation import check_evaluation, evaluate, kept_for_evaluation, metric_tables
 from quark.onnx.explain import attach
 from quark.onnx.fingerprint import journal_of
-from quark.onnx.first_run import first_kept, first_run, told
+from quark.onnx.first_run import first_kept, first_run, first_sample, told
 from quark.onnx.follow import follow
 from quark.onnx.forecast import written_bytes
 from quark.onnx.graph import model as files
@@ -47,7 +48,7 @@ from quark.onnx.job_files import check_files, named_files
 from quark.onnx.npu.adapt import adapt_and_tell
 from quark.onnx.npu.substitution import remembering
 from quark.onnx.pipeline import Prepared, finish, prepare, state
-from quark.onnx.preprocessing import Preprocessing
+from quark.onnx.preprocessing import Preprocessing, doubts_of
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.qdq.slower import all_in_float
@@ -110,7 +111,14 @@ def _open(model_input: Given, job: Job) -> Opened:
 
 
 def _samples(reader: Any, job: Job, prepared: Prepared, opened: Opened) -> Any:
-    """The samples as the prepared model takes them; read again for bodies and for LSTMs."""
+    """The samples as the prepared model takes them; read again for bodies and for LSTMs.
+
+    What looks wrong about the first one is told; of ``Samples``, who made them has.
+    """
+    if job.mode == "static" and not isinstance(reader, (Samples, RandomDataReader)):
+        reader = first_kept(reader)
+        for doubt in doubts_of(opened.source, first_sample(reader), getattr(reader, "preprocessing", None)):
+            _log.warning("%s", doubt)
     reader = in_layout(reader_for(job, reader), prepared.moved)
     again = opened.inside or any(node.op_type == "LSTM" for node in all_nodes(prepared.model))
     reader = rereadable(reader) if again and job.mode == "static" else reader

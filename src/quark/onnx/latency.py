@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 
 from quark.numerics.metrics import median
-from quark.onnx.data import widened
+from quark.onnx.data_layout import widened
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.model import load
 from quark.onnx.graph.session import open_session, quiet_options

@@ -1,14 +1,19 @@
-"""``preprocess.yaml`` beside a quantized model: what was done with the pictures that it was calibrated on.
+"""``preprocess.yaml`` beside quantized models: what was done with the pictures that each was calibrated on.
 
-Commands that run the model later read pictures the same way where they are told nothing else. A function of the user's
-own is named in the file, and is not run because a file says so.
+    model.onnx: {float_model: float.onnx, scale: 255.0, mean: [0.0], ...}        a section a model of the folder
+
+Commands that run the model later read pictures the same way where they are told nothing else. Fields without sections,
+as people write them, are of every model of the folder. A function of the user's own is named in the file, and is not
+run because a file says so.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
-from quark.errors import DataError
+from quark.errors import ConfigError, DataError
 from quark.files.ours import MARK
 from quark.files.untrusted import Schema, checked, read_settings
 from quark.onnx.preprocessing import Preprocessing
@@ -24,21 +29,60 @@ class _Fields(Schema):
     resize: str | None = None
     bgr: bool | None = None
     function: str | None = None
+    float_model: str | None = None
 
 
-def text_of(settings: Preprocessing) -> str:
-    """What the file says: every field, since other programs have other defaults; of a function its name alone."""
+def text_of(settings: Preprocessing, made: Path, source: Path) -> str:
+    """What the file beside ``made`` says from now on: every field, since other programs have other defaults.
+
+    Args:
+        settings: how the pictures of ``made`` were read; of a function its name alone is written.
+        made: the quantized model.
+        source: the float model.
+    """
     import yaml
 
     said = settings.to_dict()
     usual = (
         {} if settings.function else {"scale": 255.0, "mean": [0.0], "std": [1.0], "bgr": False, "resize": "stretch"}
     )
-    return f"# {MARK}: pixel / scale - mean, / std\n{yaml.safe_dump({**usual, **said}, sort_keys=False)}"
+    others = {name: part for name, part in _sections(made.with_name(FILE)).items() if _is_there(made, name)}
+    others.pop(made.name, None)
+    whole = {**others, made.name: {"float_model": source.name, **usual, **said}}
+    return f"# {MARK}: pixel / scale - mean, / std\n{yaml.safe_dump(whole, sort_keys=False)}"
+
+
+def _sections(path: Path) -> dict[Any, Any]:
+    """What a file says of each model; nothing where it is not there, damaged, or says something of all models."""
+    try:
+        said = read_settings(path, "the preprocessing") if path.is_file() else {}
+    except ConfigError:
+        return {}
+    return said if _has_sections(said) else {}
+
+
+def _has_sections(said: Any) -> bool:
+    return isinstance(said, dict) and bool(said) and all(isinstance(part, dict) for part in said.values())
+
+
+def _is_there(model: Path, name: object) -> bool:
+    return os.path.isfile(model.parent / str(name))
+
+
+def _of(said: Any, model: Path) -> Any:
+    """The part of a file that is about ``model``: its own section, the last one made from it, or the only one where
+    the model that it names is gone, since models are renamed."""
+    if not _has_sections(said):
+        return said
+    if model.name in said:
+        return said[model.name]
+    made = [part for part in said.values() if part.get("float_model") == model.name]
+    (name, only), *more = said.items()
+    return made[-1] if made else {} if more or _is_there(model, name) else only
 
 
 def read_beside(model: Path) -> Preprocessing | None:
-    """The settings beside a model's file; None where there are none.
+    """The settings beside a model's file; None where there are none, those of a model alone where they say of which.
 
     Raises:
         ConfigError: no YAML.
@@ -51,7 +95,10 @@ def read_beside(model: Path) -> Preprocessing | None:
     def refuse(why: str) -> DataError:
         return DataError(f"{str(path)!r}: {why}")
 
-    fields = checked(read_settings(path, "the preprocessing") or {}, _Fields, refuse).model_dump(exclude_none=True)
+    said = _of(read_settings(path, "the preprocessing"), model)
+    if not said:
+        return None
+    fields = checked(said, _Fields, refuse).model_dump(exclude_none=True, exclude={"float_model"})
     if "function" in fields:
         raise refuse(f"the samples were read by the function {fields['function']!r}: give it with --preprocess again")
     try:

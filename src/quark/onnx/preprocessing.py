@@ -11,6 +11,7 @@ Not handled: crops by another ratio, colour spaces beside RGB and BGR: a functio
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -108,6 +109,17 @@ def doubts(model: ir.Model, feed: Mapping[str, np.ndarray], settings: Preprocess
         return [unit]
     found = [_range_doubt(name, array, wanted_range(model, name), settings) for name, array in pictures.items()]
     return [sentence for sentence in found if sentence]
+
+
+def doubts_of(model: ir.Model, sample: Any, settings: Preprocessing | None) -> list[str]:
+    """``doubts`` of what a reader in Python gives: a feed, or the array of a model's one input."""
+    names = [str(value.name) for value in model.graph.inputs if value.name not in model.graph.initializers]
+    given = sample if isinstance(sample, Mapping) else {names[0]: sample} if len(names) == 1 else {}
+    feed = {name: np.asarray(array) for name, array in given.items() if hasattr(array, "__array__")}
+    pictures = settings if settings is not None and settings.function is None else None
+    return [
+        re.sub(r"--scale (\d+)", r"Preprocessing(scale=\1)", sentence) for sentence in doubts(model, feed, pictures)
+    ]
 
 
 def _unit_doubt(settings: Preprocessing) -> str:

@@ -24,7 +24,7 @@ from quark.onnx import layer_runs
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.config_file import config_of
 from quark.onnx.data import Feed, samples_of
-from quark.onnx.data_layout import as_reader, in_layout
+from quark.onnx.data_layout import as_reader, in_layout, looked_at
 from quark.onnx.energy import macs_of, types_of
 from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
@@ -106,7 +106,7 @@ class FileMetric(PlanMetric):
         config = Config(config_of({**self.values, "layers": {**in_order(plan), **pinned}}))
         config.global_quant_config.extra_options |= {"PrintSummary": False, **self.decided(plan)}
         path = folder / "quantized.onnx"
-        result = ModelQuantizer(config).run(self.model, path, self.samples, lambda stage, done, of: None)
+        result = ModelQuantizer(config).run(self.model, path, looked_at(self.samples), lambda stage, done, of: None)
         self.settings[_key(plan)] = {**self.decided(plan), **repeating(result.plan)}
         return path
 

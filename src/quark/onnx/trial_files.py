@@ -11,6 +11,7 @@ from quark.onnx import fingerprint
 from quark.onnx.climb import Attempt
 from quark.onnx.compare import ENDS, compare
 from quark.onnx.data import Feed
+from quark.onnx.data_layout import looked_at
 from quark.onnx.graph import model as files
 from quark.onnx.graph.shapes import leave_unsaid
 from quark.onnx.quantization.config.config import Config
@@ -41,7 +42,7 @@ def quantized(model: Path, choice: Choice, path: Path, samples: Iterable[Feed]) 
     """
     config = choice.config()
     config.extra_options["PrintSummary"] = False
-    result = ModelQuantizer(Config(global_quant_config=config)).run(model, path, samples)
+    result = ModelQuantizer(Config(global_quant_config=config)).run(model, path, looked_at(samples))
     if result.plan.tuned and not any(node.quantized for node in result.plan.nodes.values()):
         raise DataError("by this machine's timings everything is faster in float")
     return result
