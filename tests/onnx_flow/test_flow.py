@@ -309,7 +309,28 @@ def test_an_unknown_custom_operator_is_named_with_the_remedy() -> None:
         assert made is not None and "Swirl" in {node.op_type for node in made.graph.node}
         assert quantizer.result is not None
         (run,) = [one for one in quantizer.result.passes if one.name == "first run"]
-        assert run.fired == 0 and "not run" in run.refused[0] and "Swirl" in run.refused[0]
+        assert run.fired == 0 and "not run: the node" in run.refused[0] and "Swirl" in run.refused[0]
+        assert "name the library that defines it" in run.refused[0]
+
+
+def test_an_output_without_a_shape_gets_the_one_that_its_node_makes() -> None:
+    """Exporters leave it out; ONNX Runtime runs such models, and the checker refuses them."""
+    weights = {"w": models.normal(4, 3)}
+    proto = models.model("g (float[n, 4] x) => (float[n, 3] y) { h = Relu(x) y = MatMul(h, w) }", weights)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    quantizer = ModelQuantizer(int8())
+    made = quantizer.quantize_model(proto, None, [{"x": models.normal(2, 4)}])
+    assert made is not None and quantizer.result is not None
+    assert [one.dim_param or one.dim_value for one in made.graph.output[0].type.tensor_type.shape.dim] == ["n", 3]
+    assert "gives 'y' no shape, and its node makes [n,3]" in str(quantizer.result.passes)
+    unknown = models.model(
+        "g (float[n, 4] x) => (float[n, 3] y) { h = MatMul(x, w) y = my.domain.Swirl(h) }",
+        weights,
+        domains={"my.domain": 1},
+    )
+    unknown.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(ModelError, match=r"the output 'y' has no shape, and none can be inferred"):
+        ModelQuantizer(QConfig.get_default_config("UINT8_DYNAMIC_QUANT")).quantize_model(unknown)
 
 
 @pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A8W8_CPU", "A16W8"])

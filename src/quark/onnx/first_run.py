@@ -31,7 +31,7 @@ from quark.onnx.graph.budget import loop_without_count
 from quark.onnx.graph.libraries import library_files
 from quark.onnx.graph.pieces import WHOLE, Pieces, open_in_pieces
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.run import run_in_time
+from quark.onnx.graph.run import run_in_time, unknown_operator
 from quark.onnx.graph.session import COPIED, RUNTIME_ERRORS, Light, quiet_options
 from quark.reading import reason_of
 
@@ -109,6 +109,8 @@ def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, re
     default = job.rules.default
     half = any(spec is not None and spec.row.onnx_type == "FLOAT16" for spec in (default.inputs, default.weight))
     original = Original(source, options, large, _HALF if half else "", loop_without_count(model))
+    if (unknown := unknown_operator(model, options.UserCustomOpLibPath)) is not None:
+        return str(unknown)
     feed = _feed(model, reader if job.mode == "static" else None, options)
     if isinstance(feed, str):
         return feed
@@ -224,10 +226,11 @@ def _compare(
                 f"the quantized model is not published: its output {name!r} has the shape {list(np.shape(ours))} on "
                 f"{given}, and that of the float model {list(np.shape(theirs))}"
             )
-        if np.isfinite(theirs).sum() > np.isfinite(ours).sum():
+        lost = int(np.isfinite(theirs).sum()) - int(np.isfinite(ours).sum())
+        if lost > 0:
             raise ModelError(
-                f"the quantized model is not published: its output {name!r} is not finite on {given}, where that of "
-                f"the float model is{original.hint}"
+                f"the quantized model is not published: its output {name!r} is not finite in {lost} of {ours.size} "
+                f"places on {given}, where that of the float model is{original.hint}"
             )
 
 

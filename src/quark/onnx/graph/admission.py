@@ -261,7 +261,7 @@ def admit(model: ir.Model, custom: bool) -> list[PassReport]:
     except (DecodeError, EncodeError, ValueError) as error:
         raise ModelError(f"the model cannot be checked: {reason_of(error)}") from error
     if reason is not None:
-        raise ModelError(f"the model is not valid: {reason}")
+        raise ModelError(f"the model is not valid: {_shapeless(model) or reason}")
     return [PassReport("repaired while reading", len(repairs), tuple(repairs))] if repairs else []
 
 
@@ -324,9 +324,23 @@ def _forget_shapes(model: ir.Model) -> list[str]:
     for value, shape in stated.items():
         if shape is not None and value.shape is not None and not _agree(shape, value.shape):
             found.append(f"the model gives {str(value.name)!r} the shape {shape}, and its node makes {value.shape}")
+        elif shape is None and value.shape is not None and value.is_graph_output():
+            found.append(f"the model gives {str(value.name)!r} no shape, and its node makes {value.shape}")
         else:
             value.shape = shape
     return found
+
+
+def _shapeless(model: ir.Model) -> str:
+    """The sentence about an input or output without a shape, which the checker calls by the name of its field."""
+    for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        for value in values:
+            if value.shape is None and isinstance(value.type, ir.TensorType | None):
+                return (
+                    f"the {kind} {str(value.name)!r} has no shape, and none can be inferred: ONNX asks for one, with a "
+                    "name for every size that is free"
+                )
+    return ""
 
 
 def _agree(one: ir.Shape, other: ir.Shape) -> bool:
