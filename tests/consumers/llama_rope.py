@@ -10,6 +10,7 @@ model type and kind: the relative error of log probabilities at the median posit
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "llama3": {"rope_type": "llama3", "factor": 8.0, **LLAMA3},
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
     "yarn": YARN,
     "yarn, no length": {"rope_type": "yarn", "factor": 8.0},
     "yarn, beta": {**YARN, "beta_fast": 16, "beta_slow": 2},
@@ -112,10 +114,13 @@ def answered(model: Any, name: str, ids: list[int], judge: str) -> str:
 
 
 def error_of(model: Any, ids: list[int], told: dict[str, Any]) -> str:
-    """The error at the median position."""
+    """The error at the median position, with llama.cpp's table of GELU."""
     import llama_table
     import torch
+    from llama_rounding import compute_as_llama
 
+    model = copy.deepcopy(model)
+    compute_as_llama(model, {})
     answers = {place: dict(found) for place, found in enumerate(told["logprobs"], len(ids) - len(told["logprobs"]))}
     with torch.no_grad():
         wanted = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)

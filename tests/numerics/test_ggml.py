@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from quark.errors import ConfigError
 from quark.numerics.ggml import GGML, Ggml
@@ -113,4 +114,12 @@ def test_blocks_lie_on_the_last_axis_and_divide_it(row: Ggml) -> None:
     with pytest.raises(ConfigError, match=rf"{row.kind} has blocks of {row.size} along the last axis"):
         row.round(np.zeros((4, row.size + 1), np.float32))
     with pytest.raises(ConfigError, match="along the last axis"):
-        row.round(np.zeros((row.size, row.size), np.float32), axis=0)
+        row.round(np.zeros((2, row.size, row.size), np.float32), axis=1)
+
+
+@KINDS
+def test_a_matrix_of_inputs_and_outputs_has_blocks_along_its_inputs(row: Ggml) -> None:
+    x = normal()[:4, : row.size]
+    for axis in (0, -2):
+        np.testing.assert_array_equal(row.round(np.ascontiguousarray(x.T), axis=axis), row.round(x).T)
+        assert torch.equal(row.round(torch.from_numpy(x.T.copy()), axis=axis), torch.from_numpy(row.round(x).T))

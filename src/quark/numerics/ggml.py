@@ -18,7 +18,7 @@ import numpy as np
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.numerics import ggml_bytes
-from quark.numerics.array import Array, Operand, Same, as_array, as_parameter, float32, is_torch
+from quark.numerics.array import Array, Operand, Same, as_array, as_parameter, float32, is_torch, permute
 from quark.numerics.blocks import Block
 from quark.numerics.chunks import like_input
 from quark.numerics.elements import Int
@@ -87,7 +87,16 @@ class Ggml(Block):
         tensor_scale: Operand | None = None,
         importance: np.ndarray | None = None,
     ) -> Same:
-        """``x`` quantized and dequantized, in the type of ``x``; whole, where float16 has not its scales."""
+        """``x`` quantized and dequantized, in the type of ``x``; whole, where float16 has not its scales.
+
+        Blocks lie along ``axis``: the last, or the first of a matrix, as of a weight [in, out].
+
+        Raises:
+            ConfigError: another axis, or rows that blocks do not divide.
+        """
+        array: Same = as_array(x)
+        if array.ndim == 2 and axis in (0, -2):
+            return permute(as_array(self.round(permute(array, (1, 0)), -1, rounding, None, importance)), (1, 0))
         values = self.rows(x, axis)
         return x if not self.held(values) else like_input(as_parameter(self.values(values, importance), as_array(x)), x)
 

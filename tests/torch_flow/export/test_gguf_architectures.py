@@ -24,6 +24,7 @@ from quark.torch.export.gguf_architectures import add_rope, architecture_of
 from quark.torch.export.gguf_model import network_name
 from quark.torch.export.gguf_table import ARCHITECTURES
 from quark.torch.export.write_as import config_for
+from quark.torch.layers import own_parameter
 from quark.torch.quantization.config.config import Int4PerGroupSpec, Int8PerGroupSpec, OCP_MXFP4Spec, QConfig
 
 gguf = pytest.importorskip("gguf")
@@ -122,8 +123,8 @@ def small(family: str) -> Any:
 
 
 def biases(model: nn.Module) -> list[str]:
-    """Biases of routers, which some models have as buffers."""
-    return [key for key in model.state_dict() if key.endswith(("e_score_correction_bias", "expert_bias"))]
+    """Biases of routers and factors of layers, which some models have as buffers."""
+    return [key for key in model.state_dict() if key.endswith(("e_score_correction_bias", "expert_bias", "_scalar"))]
 
 
 def floats(model: nn.Module) -> list[str]:
@@ -165,6 +166,23 @@ def test_the_name_asks_for_tokens_of_phi3_only_where_they_are(missing: str) -> N
     config = transformers.Phi3Config(architectures=["Phi3ForCausalLM"])
     tokens = {"<s>", "</s>", "<unk>", "<|endoftext|>"} - {missing}
     assert ("phi3" in network_name(config, tokens).lower()) is not bool(missing)
+
+
+@pytest.mark.parametrize("scheme", ["int8_wo_per_channel", "uint4_wo_32", "mxfp4"])
+def test_weights_of_inputs_by_outputs_are_written_as_linear_ones(scheme: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    config = config_for(LLMTemplate.for_model(network("gpt2")).get_config(scheme), "gguf", "llama.cpp", torch.float32)
+    model = quantized(network("gpt2"), config)
+    layer = model.get_submodule("transformer.h.1.mlp.c_fc")
+    wanted = layer.weight_quantizer(own_parameter(layer).detach()).T.numpy()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    assert export_gguf(model, tmp_path, "gpt2", bpe).relative < 1e-6
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    found = read(tmp_path / "gpt2.gguf")[1]["blk.1.ffn_up.weight"]
+    np.testing.assert_allclose(gguf.quants.dequantize(found.data, found.tensor_type), wanted, rtol=2e-3, atol=1e-6)
+    export_safetensors(model, tmp_path / "codes")
+    export_gguf(import_model_from_safetensors(None, tmp_path / "codes"), tmp_path / "again", "gpt2", bpe)
+    again = read(tmp_path / "again" / "gpt2.gguf")[1]["blk.1.ffn_up.weight"]
+    np.testing.assert_array_equal(again.data, found.data)
 
 
 def test_experts_are_stacked_in_order(bpe: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -278,6 +296,17 @@ WRONG = [  # each was answered otherwise by llama.cpp, or not loaded (tests/cons
     ("mamba", {"intermediate_size": 64}, "intermediate_size is 64"),
     ("qwen3_next", {"linear_key_head_dim": 64, "linear_value_head_dim": 32}, "linear_key_head_dim"),
     ("llama4_text", {"use_qk_norm": False}, "use_qk_norm is False"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+    ("nemotron_h", {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]}, "'mlp' or 'moe'"),
+    ("nemotron_h", {"time_step_min": 0.01}, "time_step_min is 0.01"),
+    ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+    (
+        "gemma4_text",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}, "full_attention": {}}},
+        "rotary embedding of sliding layers",
+    ),
+    ("gemma4_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2"),
+    ("gemma4_text", {"layer_types": ["full_attention"] * 6}, "windows in some layers"),
     ("llama4_text", {"moe_layers": [0]}, "moe_layers"),
     ("llama4_text", {"no_rope_layers": [1, 1, 1, 1]}, "no_rope_layers"),
 ]
@@ -339,7 +368,7 @@ def test_every_kind_of_rotary_embedding_is_written_or_told_what_to_do() -> None:
     for kind in ("default", *ROPE_INIT_FUNCTIONS):
         rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
         config = SimpleNamespace(rope_parameters=rope, max_position_embeddings=128)
-        if kind in ("default", "linear", "yarn", "llama3"):
+        if kind in ("default", "linear", "yarn", "llama3", "proportional"):
             add_rope(writer, config, ARCHITECTURES["llama"])
             continue
         with pytest.raises(ModelError, match=f"'{kind}'.*--format onnx"):

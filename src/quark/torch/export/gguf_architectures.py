@@ -30,6 +30,11 @@ DYNAMIC = (  # by the definition of its frequencies
 )
 ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 LEAST = 1e-5  # an epsilon of norms that answers as 1e-6 does, to within 1e-4
+#: A least step of states, which transformers has in texts but not in the words that follow: moves answers by 1e-3.
+LEAST_STEP = 0.001
+PROPORTIONAL = "proportional"
+DIVIDED = ("llama3", PROPORTIONAL)  # kinds that are told by what frequencies are divided by
+STILL = 1e30  # what a frequency is divided by that turns nothing
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -52,6 +57,8 @@ def head_size(config: Any) -> int:
     """Numbers in a head of attention."""
     if getattr(config, "kv_lora_rank", None):
         return int(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    if getattr(config, "is_heterogeneous", False):  # layers have heads of their own
+        config = config.per_layer_config[0]
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -67,7 +74,10 @@ def rotated_size(config: Any) -> int:
     """Numbers of a head that are rotated."""
     if getattr(config, "kv_lora_rank", None):
         return int(config.qk_rope_head_dim)
-    part = rope_of(config).get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    rope = rope_of(config)
+    if rope.get("rope_type") == PROPORTIONAL:  # the others have a frequency of 0
+        return head_size(config)
+    part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     return int(head_size(config) * (1.0 if part is None else part))
 
 
@@ -129,7 +139,8 @@ def check_layers(config: Any, row: Architecture) -> None:
     if scalar is not None and scalar != (config.hidden_size / heads if large else head_size(config)):
         raise ModelError(f"query_pre_attn_scalar is {scalar}, which llama.cpp does not have in {name!r} of this size")
     local = local_rope(config)
-    if row.around and local.get("rope_type", "default") != "default":
+    plain = (local.get("rope_type", "default"), local.get("partial_rotary_factor", 1.0)) == ("default", 1.0)
+    if (row.around or name == "gemma4") and not plain:
         raise ModelError(f"the rotary embedding of sliding layers is {local}, and no file for llama.cpp says it")
     if name == "gemma3" and local and (local.get("rope_theta"), local.get("rope_type", "default")) != (1e4, "default"):
         raise ModelError(
@@ -187,6 +198,11 @@ def check_states(config: Any, row: Architecture) -> None:
     limits = getattr(config, "time_step_limit", None)
     if limits is not None and tuple(limits) != (0.0, math.inf):
         raise ModelError(f"time_step_limit is {limits}, and llama.cpp has none")
+    least = getattr(config, "time_step_min", 0)
+    if row.name == "nemotron_h_moe" and least > LEAST_STEP:
+        raise ModelError(
+            f"time_step_min is {least}, and llama.cpp has no least time step; up to {LEAST_STEP} both answer alike"
+        )
     normed = getattr(config, "use_qk_norm", None)
     if row.name == "llama4" and normed != (config.num_local_experts != 128):
         raise ModelError(f"use_qk_norm is {normed}, and llama.cpp has such norms unless there are 128 experts")
@@ -205,6 +221,20 @@ def check_kinds(config: Any, row: Architecture) -> None:
         raise ModelError(
             f"all layers are of one kind, and in {row.name!r} llama.cpp needs some with attention and others"
         )
+    bidirectional = getattr(config, "use_bidirectional_attention", None)
+    if row.name == "gemma4" and bidirectional == "all":
+        raise ModelError(f"use_bidirectional_attention is {bidirectional!r}, and in 'gemma4' llama.cpp looks back only")
+    if row.name == "gemma4" and len({*config.layer_types}) < 2:
+        raise ModelError(f"layer_types is {config.layer_types}, and in 'gemma4' llama.cpp has windows in some layers")
+    shared = getattr(config, "num_kv_shared_layers", 0)
+    last = list(getattr(config, "layer_types", None) or [])[: config.num_hidden_layers - shared][-2:] if shared else []
+    if shared and last != ["sliding_attention", "full_attention"]:
+        raise ModelError(
+            f"num_kv_shared_layers is {shared}, and in {row.name!r} llama.cpp has a sliding and a full layer before "
+            f"those; here they are {last}"
+        )
+    if {"mlp", "moe"} <= {*(getattr(config, "layer_types", None) or ())}:
+        raise ModelError(f"layer_types is {config.layer_types}, and in {row.name!r} llama.cpp has 'mlp' or 'moe'")
     step, routed = getattr(config, "interleave_moe_layer_step", 0), getattr(config, "moe_layers", None)
     if step and routed is not None and list(routed) != list(layers[step - 1 :: step]):
         raise ModelError(f"moe_layers is {routed}, and in {row.name!r} llama.cpp has experts in layers {step - 1}, ...")
@@ -246,13 +276,14 @@ def add_numbers(writer: Any, config: Any, row: Architecture) -> None:
         getattr(writer, method)(constant)
     for method, follows in row.derived.items():
         getattr(writer, method)(follows(config))
-    for keys, method in (*NUMBERS, *(((key,), method) for key, method in row.numbers.items())):
+    told = (*NUMBERS, *(((key,), method) for key, method in row.numbers.items()))
+    for keys, method in (entry for entry in told if entry[1] not in row.derived):
         value = next((found for key in keys if (found := getattr(config, key, None)) is not None), None)
-        if value is not None and method not in row.derived:
+        if value is not None:
             getattr(writer, method)(value)
     if row.gating:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType[row.gating])
-    if row.expert_length:
+    if row.expert_length and getattr(config, row.expert_length) is not None:
         writer.add_expert_feed_forward_length(getattr(config, row.expert_length))
     if "add_context_length" not in row.derived:
         writer.add_context_length(context_of(config, row))
@@ -262,9 +293,13 @@ def add_numbers(writer: Any, config: Any, row: Architecture) -> None:
 
 def add_attention(writer: Any, config: Any, row: Architecture) -> None:
     """The numbers of layers of attention."""
-    writer.add_rope_dimension_count(rotated_size(config))
-    writer.add_key_length(head_size(config))
-    writer.add_value_length(getattr(config, "v_head_dim", None) or head_size(config))
+    sizes = {
+        "add_rope_dimension_count": rotated_size(config),
+        "add_key_length": head_size(config),
+        "add_value_length": getattr(config, "v_head_dim", None) or head_size(config),
+    }
+    for method in sizes.keys() - row.derived.keys():
+        getattr(writer, method)(sizes[method])
     if row.window and slides(config):
         writer.add_sliding_window(config.sliding_window * (2 if row.around else 1))
     if row.around:
@@ -293,9 +328,9 @@ def add_rope(writer: Any, config: Any, row: Architecture) -> None:
         writer.add_rope_scaling_factor(float(rope["factor"]))
     elif kind == "yarn":
         add_yarn(writer, rope, row)
-    elif kind == "llama3" and not row.divisors:
-        raise ModelError(f"the rotary embedding is scaled by 'llama3', which llama.cpp does not read in {row.name!r}")
-    elif kind not in ("default", "llama3"):
+    elif kind in DIVIDED and not row.divisors:
+        raise ModelError(f"the rotary embedding is scaled by {kind!r}, which llama.cpp does not read in {row.name!r}")
+    elif kind not in ("default", *DIVIDED):
         known = "'default', 'linear', 'yarn' and 'llama3' can be written. Use another format"
         why = DYNAMIC.format(length=config.max_position_embeddings) if kind == "dynamic" else known
         raise ModelError(f"the rotary embedding is scaled by {kind!r}; {why} ({OTHERS})")
@@ -341,13 +376,16 @@ def add_yarn(writer: Any, rope: dict[str, Any], row: Architecture) -> None:
             getattr(writer, method)(float(rope[key]))
 
 
-def rope_factors(config: Any) -> np.ndarray | None:
-    """What frequencies are divided by, one a pair (Llama 3.1); None: they are not."""
+def rope_factors(config: Any, row: Architecture) -> np.ndarray | None:
+    """What frequencies are divided by, one a pair; None: they are not."""
     rope = rope_of(config)
-    if rope.get("rope_type") != "llama3":
+    if rope.get("rope_type") not in DIVIDED:
         return None
+    size = row.derived["add_key_length"](config) if "add_key_length" in row.derived else rotated_size(config)
+    if rope["rope_type"] == PROPORTIONAL:  # pairs behind a part of the head are not turned
+        turned = int(rope.get("partial_rotary_factor", 1.0) * size // 2)
+        return np.where(np.arange(size // 2) < turned, rope.get("factor", 1.0), STILL).astype(np.float32)
     factor, low, high, length = (float(rope[key]) for key in LLAMA3)
-    size = rotated_size(config)
     frequency = 1.0 / rope["rope_theta"] ** (np.arange(0, size, 2, dtype=np.float64) / size)
     smooth = np.clip((length * frequency / (2 * np.pi) - low) / (high - low), 0, 1)
     return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)

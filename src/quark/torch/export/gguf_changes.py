@@ -15,6 +15,11 @@ import numpy as np
 Change = Callable[[np.ndarray, Any], np.ndarray]
 
 
+def same(x: np.ndarray, _: Any) -> np.ndarray:
+    """What only has another name."""
+    return x
+
+
 def decay(x: np.ndarray, _: Any) -> np.ndarray:
     """The factor of a state's decay, of its logarithm."""
     return -np.exp(x)

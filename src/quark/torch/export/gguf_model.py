@@ -40,6 +40,7 @@ from quark.torch.export.gguf_vocabulary import add_vocabulary
 from quark.torch.export.model_files import check_merged
 from quark.torch.export.original import names_of as outside_names
 from quark.torch.export.state import own_tensors
+from quark.torch.export.upright import is_turned, set_upright
 from quark.torch.quantized_layer import quantized_layers
 from quark.torch.rotated import refuse_to_export
 
@@ -102,7 +103,7 @@ def export_gguf(
         raise ConfigError(f"{str(target)!r} already exists; delete it, or export to another folder")
     loss, apart, row = FileLoss(), taken_apart(model), with_numbers(row, model)
     choice = target_of(apart, row, weight_type, types, float_type)
-    entries = [*entries_of(apart, tensors_of(apart, row), choice, loss), *factors(config)]
+    entries = [*entries_of(apart, tensors_of(apart, row), choice, loss), *factors(config, row)]
     with new_folder(output_dir, beside=True) as folder:
         sums = write(folder / target.name, entries, config, row, Path(tokenizer_path), loss if verify else None)
         read_back(folder / target.name, sums)
@@ -168,12 +169,14 @@ def tell(loss: FileLoss, file: str) -> None:
 
 
 def taken_apart(model: nn.Module) -> nn.Module:
-    """A model that shares its tensors with ``model``, with every stacked expert taken apart."""
-    if not any(is_fused(module) for module in model.modules()):
+    """A model that shares its tensors with ``model``, with every stacked expert taken apart and every weight as
+    [outputs, inputs]."""
+    if not any(is_fused(module) or is_turned(module) for module in model.modules()):
         return model
     kept: dict[int, Any] = {id(value): value for value in (*model.parameters(), *model.buffers())}
     apart = copy.deepcopy(model, kept)
     unfuse_experts(apart)
+    set_upright(apart)
     return apart
 
 
@@ -203,9 +206,9 @@ def names_of(row: Architecture, config: Any) -> tuple[Any, ...]:
     )
 
 
-def factors(config: Any) -> list[GGUFTensor]:
+def factors(config: Any, row: Architecture) -> list[GGUFTensor]:
     """The tensor of what frequencies are divided by, where there is one."""
-    found = rope_factors(config)
+    found = rope_factors(config, row)
     return (
         [] if found is None else [GGUFTensor("rope_freqs.weight", "F32", found.shape, lambda: (found, lambda: found))]
     )

@@ -23,6 +23,29 @@ def keys_by_layer(config: Any) -> list[int]:
     return [config.num_key_value_heads if kind in ("full_attention", "attention") else 0 for kind in kinds]
 
 
+def widths_by_layer(config: Any) -> list[int]:
+    """The width of what each layer of Nemotron-H has between two products; 0: it is of another kind."""
+    widths = {"mlp": config.intermediate_size, "moe": config.moe_intermediate_size}
+    return [widths.get(kind, 0) for kind in config.layer_types]
+
+
+def heads_of(kind: str) -> Callable[[Any], int]:
+    """The width of heads in Gemma 4's layers of a kind."""
+    return lambda config: int(config.per_layer_config[config.layer_types.index(kind)].head_dim)
+
+
+def doubled_where_shared(config: Any) -> list[int]:
+    """The width of what each layer of Gemma 4 has between two products."""
+    first = config.num_hidden_layers - config.num_kv_shared_layers
+    double = 2 if config.use_double_wide_mlp else 1
+    return [config.intermediate_size * (double if layer >= first else 1) for layer in range(config.num_hidden_layers)]
+
+
+def routed(name: str) -> Callable[[Any], int]:
+    """A number of what chooses experts; 0 where no layer has them."""
+    return lambda config: int(getattr(config, name)) if "moe" in config.layer_types else 0
+
+
 def falcon_keys(config: Any) -> int:
     """Heads of keys of Falcon, in its new form and in its two old ones."""
     if config.new_decoder_architecture:

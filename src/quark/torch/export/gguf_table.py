@@ -7,26 +7,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter as key
-from typing import Any
 
 from quark.torch.export import gguf_changes as changes
 from quark.torch.export.gguf_numbers import (
-    adjusted_width,
     always,
     dense_first,
+    doubled_where_shared,
     falcon_keys,
     groups_asked,
-    keys_by_layer,
-    state,
+    heads_of,
 )
 from quark.torch.export.gguf_row import Architecture
+from quark.torch.export.gguf_states import EPS, MOE, SHARED, STATES
 
-MOE = "moe_intermediate_size"
 BIASES = (  # keys with which layers have biases
     "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "bias", "conv_bias", "use_conv_bias",
     "mamba_conv_bias", "mamba_proj_bias",
 )  # fmt: skip
-EPS = ("rms_norm_eps",)
+HEAD_SIZES = ("add_key_length", "add_value_length", "add_rope_dimension_count")
 LATENT = {"q_lora_rank": "add_q_lora_rank", "kv_lora_rank": "add_kv_lora_rank"}  # attention of DeepSeek
 GELU = ("gelu_pytorch_tanh",)
 NOT_CAUSAL = {"add_causal_attention": False}
@@ -38,76 +36,6 @@ BERT = Architecture(
     left=("pooler.",),
     numbers={"type_vocab_size": "add_token_type_count"},
     constants=NOT_CAUSAL,
-)
-NO_ATTENTION: dict[str, Any] = {  # Mamba reads texts of any length
-    "add_context_length": always(1 << 20),
-    "add_feed_forward_length": always(0),
-    "add_head_count": always(0),
-    "add_layer_norm_rms_eps": key("layer_norm_epsilon"),
-}
-MAMBA = Architecture(
-    "mamba",
-    fixed={"use_conv_bias": True},
-    changed={"A_log": changes.decay},
-    derived={**NO_ATTENTION, **state(key("intermediate_size"), "time_step_rank", "state_size", "conv_kernel")},
-)
-HYBRID = Architecture(
-    "granitehybrid",
-    partial=True,
-    interleaved=True,
-    fixed={"mamba_conv_bias": True},
-    derived={
-        **state(
-            lambda config: int(config.mamba_expand * config.hidden_size),
-            "mamba_n_heads", "mamba_d_state", "mamba_d_conv", "mamba_n_groups",
-        ),
-        "add_head_count_kv": keys_by_layer,
-    },
-    changed={
-        "A_log": changes.decay_column,
-        "mamba.D": changes.column,
-        "mamba.norm.weight": changes.in_groups("mamba_n_groups"),
-    },
-)  # fmt: skip
-SHARED: dict[str, Any] = {
-    "numbers": {"shared_intermediate_size": "add_expert_shared_feed_forward_length"},
-    "split": {
-        "shared_mlp.input_linear.weight": {"ffn_gate_shexp": changes.first_half, "ffn_up_shexp": changes.second_half}
-    },
-}
-SHORT: dict[str, Any] = {"add_shortconv_l_cache": key("conv_L_cache"), "add_head_count_kv": keys_by_layer,
-         "add_layer_norm_rms_eps": key("norm_eps")}  # fmt: skip
-QWEN3_NEXT = Architecture(
-    "qwen3next",
-    small_eps=EPS,
-    shifted=True,
-    partial=True,
-    period=4,
-    expert_length=MOE,
-    fixed={"norm_topk_prob": True, "decoder_sparse_step": 1},
-    derived={
-        **state(
-            lambda config: config.linear_num_value_heads * config.linear_value_head_dim,
-            "linear_num_value_heads", "linear_key_head_dim", "linear_conv_kernel_dim", "linear_num_key_heads",
-        ),
-        "add_full_attention_interval": always(4),
-    },
-    changed={"A_log": changes.decay},
-    split={"in_proj_qkvz.weight": {"attn_qkv": changes.QKV, "attn_gate": changes.GATE}},
-)  # fmt: skip
-QWEN3_5 = replace(
-    QWEN3_NEXT,
-    name="qwen35",
-    derived={**QWEN3_NEXT.derived, "add_rope_dimension_sections": always([11, 11, 10, 0])},  # equal for text
-    split={},
-    across={"linear_attn.out_proj.weight": "linear_value_head_dim"},
-    changed={
-        "A_log": changes.tiled_decay,
-        "in_proj_qkv.weight": changes.tiled_behind,
-        "conv1d.weight": changes.tiled_behind,
-        "out_proj.weight": changes.tiled_across,
-        **dict.fromkeys(("dt_bias", "in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"), changes.tiled),
-    },
 )
 ARCHITECTURES = {
     "llama": Architecture("llama", biases=("attention_bias", "mlp_bias"), divisors=True, interleaved=True),
@@ -121,6 +49,30 @@ ARCHITECTURES = {
     "gemma2": Architecture("gemma2", shifted=True, window=True, activations=GELU, period=2),
     "gemma3_text": Architecture(
         "gemma3", fixed={"use_bidirectional_attention": False}, shifted=True, window=True, activations=GELU, period=6
+    ),
+    "gemma4_text": Architecture(
+        "gemma4",
+        also="qwen3moe",  # names of experts
+        expert_length=MOE,
+        numbers={"top_k_experts": "add_expert_used_count"},
+        split={
+            "router.scale": {"ffn_gate_inp.scale": changes.same},
+            "router.per_expert_scale": {"ffn_down_exps.scale": changes.same},
+        },
+        window=True,
+        activations=GELU,
+        divisors=True,
+        derived={
+            "add_sliding_window_pattern": lambda config: [kind != "full_attention" for kind in config.layer_types],
+            "add_shared_kv_layers": key("num_kv_shared_layers"),
+            "add_final_logit_softcapping": lambda config: config.final_logit_softcapping or 0.0,  # 30 is taken for none
+            "add_embedding_length_per_layer_input": lambda config: config.hidden_size_per_layer_input or 0,
+            "add_head_count_kv": lambda config: [int(one.num_key_value_heads) for one in config.per_layer_config],
+            "add_feed_forward_length": doubled_where_shared,
+            **dict.fromkeys(HEAD_SIZES, heads_of("full_attention")),
+            **{f"{method}_swa": heads_of("sliding_attention") for method in HEAD_SIZES},
+            "add_rope_freq_base_swa": lambda config: float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+        },
     ),
     "phi3": Architecture("phi3", partial=True),
     "gpt_oss": Architecture(
@@ -257,16 +209,6 @@ ARCHITECTURES = {
     "granitemoeshared": Architecture(
         "granitemoe", biases=("attention_bias",), divisors=True, interleaved=True, **SHARED
     ),
-    "granitemoehybrid": replace(
-        HYBRID,
-        partial=False,
-        derived={
-            **HYBRID.derived,
-            "add_rope_scaling_finetuned": lambda config: config.position_embedding_type == "rope",
-        },
-        **SHARED,
-    ),
-    "bamba": HYBRID,
     "ernie4_5_moe": Architecture(
         "ernie4_5-moe",
         expert_length=MOE,
@@ -343,6 +285,15 @@ ARCHITECTURES = {
         fixed={"alibi": False, "parallel_attn": True},
         derived={"add_head_count_kv": falcon_keys, "add_feed_forward_length": key("ffn_hidden_size")},
     ),
+    "gpt2": Architecture(
+        "gpt2",
+        activations=("gelu_new", *GELU),
+        fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        derived={
+            "add_context_length": key("n_positions"),
+            "add_feed_forward_length": lambda config: config.n_inner or 4 * config.n_embd,
+        },
+    ),
     "gpt_bigcode": Architecture(
         "starcoder",
         activations=GELU,
@@ -353,55 +304,7 @@ ARCHITECTURES = {
             "add_head_count_kv": always(1),
         },
     ),
-    "lfm2": Architecture("lfm2", derived={**SHORT, "add_feed_forward_length": adjusted_width}),
-    "lfm2_moe": Architecture(
-        "lfm2moe",
-        expert_length=MOE,
-        gating="SIGMOID",
-        fixed={"norm_topk_prob": True, "routed_scaling_factor": 1.0, "use_expert_bias": True},
-        numbers={"num_dense_layers": "add_leading_dense_block_count"},
-        derived=SHORT,
-    ),
-    "mamba": MAMBA,
-    "falcon_mamba": replace(
-        MAMBA, constants={"add_ssm_dt_b_c_rms": True}, small_eps=("layer_norm_epsilon", "mixer_rms_eps")
-    ),
-    "mamba2": Architecture(
-        "mamba2",
-        fixed={"use_conv_bias": True},
-        derived={
-            **NO_ATTENTION,
-            **state(
-                lambda config: int(config.expand * config.hidden_size),
-                "num_heads",
-                "state_size",
-                "conv_kernel",
-                "n_groups",
-            ),
-        },
-        changed={
-            "A_log": changes.decay_column,
-            "mixer.D": changes.column,
-            "mixer.norm.weight": changes.in_groups("n_groups"),
-        },
-    ),
-    "jamba": Architecture(
-        "jamba",
-        fixed={"mamba_conv_bias": True, "mamba_expand": 2},
-        derived={
-            **state(
-                lambda config: config.mamba_expand * config.hidden_size,
-                "mamba_dt_rank",
-                "mamba_d_state",
-                "mamba_d_conv",
-            ),
-            "add_head_count_kv": keys_by_layer,
-        },
-        changed={"A_log": changes.decay},
-    ),
-    "qwen3_next": QWEN3_NEXT,
-    "qwen3_5_text": replace(QWEN3_5, expert_length=""),
-    "qwen3_5_moe_text": replace(QWEN3_5, name="qwen35moe"),
+    **STATES,
 }
 # key of config.json → method of GGUFWriter; the first key that is there counts
 NUMBERS: tuple[tuple[tuple[str, ...], str], ...] = (

@@ -25,6 +25,7 @@ from quark.torch.export.gguf_row import Architecture
 from quark.torch.export.gguf_size import type_of
 from quark.torch.export.layout import BlockLayout, ElementLayout, GgmlLayout, Layout, PairLayout, layout_of
 from quark.torch.export.original import FileNames
+from quark.torch.export.upright import upright_stages
 from quark.torch.matching import match
 
 FLOATS = ("F32", "F16", "BF16")
@@ -34,6 +35,7 @@ WHOLE_NAMES = (  # tensors that llama.cpp has in float32
     "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight", "conv1d.weight",
     "shortconv.conv.weight", "ssm_a",
 )  # fmt: skip
+WITHIN = re.compile(r"\.block_sparse_moe\.|(\.mixer|(?<=\d))\.(?=experts\.)")  # what the package calls "mlp"
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
@@ -75,7 +77,9 @@ def file_names(name: str, choice: GGUFTarget) -> tuple[str, ...]:
     """
     parts = choice.row.parts_of(name)
     layer = re.search(r"\.(\d+)\.", name)
-    return tuple(f"blk.{layer[1]}.{part}.weight" for part in parts) if layer and parts else (file_name(name, choice),)
+    if not (layer and parts):
+        return (file_name(name, choice),)
+    return tuple(f"blk.{layer[1]}.{part}{'' if '.' in part else '.weight'}" for part in parts)
 
 
 def file_name(name: str, choice: GGUFTarget) -> str:
@@ -87,7 +91,7 @@ def file_name(name: str, choice: GGUFTarget) -> str:
     layer, _, slot = name.rpartition(".")
     own = EXPERT.sub(".experts.", name)
     outside = (f"{choice.outside.layer(layer)}.{slot}", choice.outside.outside(name))
-    given = (own, *outside, own.replace(".block_sparse_moe.", ".mlp."), own.removeprefix("transformer."))
+    given = (own, *outside, WITHIN.sub(".mlp.", own), own.removeprefix("transformer."))
     spelled = [
         text.replace("_correction_bias", "_correction.bias").replace("dt_bias", "dt_proj.bias") for text in given
     ]
@@ -207,6 +211,8 @@ def check_types(
     for name, value in tensors:
         target, shape = file_names(name, choice)[0], tuple(value.shape)
         stages = coded[name].stages["weight"] if name in coded else ()
+        if stages and coded[name].layer.kind.transposed:
+            stages, shape = upright_stages(stages, coded[name].layer.kind), shape[::-1]
         if stages:
             kind = coded_type(name, layout_of(stages, shape, "order"))
             check_heads(name, kind, choice)
