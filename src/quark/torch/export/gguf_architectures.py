@@ -129,6 +129,8 @@ def check_layers(config: Any, row: Architecture) -> None:
             + (", from the first on" if row.around else "")
         )
     check_kinds(config, row)
+    if name == "gemma4":
+        check_gemma4(config)
     rotated = list(getattr(config, "no_rope_layers", None) or [])
     if name in ("smollm3", "llama4") and rotated != [int((number + 1) % 4 != 0) for number in layers]:
         raise ModelError(f"no_rope_layers is {rotated}, and in {name!r} llama.cpp rotates all but every fourth layer")
@@ -208,6 +210,27 @@ def check_states(config: Any, row: Architecture) -> None:
         raise ModelError(f"use_qk_norm is {normed}, and llama.cpp has such norms unless there are 128 experts")
 
 
+def check_gemma4(config: Any) -> None:
+    """Layers of Gemma 4 look where llama.cpp looks.
+
+    Raises:
+        ModelError: they look elsewhere.
+    """
+    kinds, shared = list(config.layer_types), config.num_kv_shared_layers
+    if config.use_bidirectional_attention == "all":
+        raise ModelError("use_bidirectional_attention is 'all', and in 'gemma4' llama.cpp looks back only")
+    if len({*kinds}) < 2:
+        raise ModelError(
+            f"layer_types is {kinds}, and in 'gemma4' llama.cpp has windows in some layers, in others none"
+        )
+    before = kinds[: config.num_hidden_layers - shared][-2:]
+    if shared and before != ["sliding_attention", "full_attention"]:
+        raise ModelError(
+            f"num_kv_shared_layers is {shared}, and in 'gemma4' llama.cpp has a sliding and a full layer before those; "
+            f"here they are {before}"
+        )
+
+
 def check_kinds(config: Any, row: Architecture) -> None:
     """Layers of several kinds are where llama.cpp has them.
 
@@ -220,18 +243,6 @@ def check_kinds(config: Any, row: Architecture) -> None:
     if row.derived.get("add_head_count_kv") is keys_by_layer and len({*map(bool, keys_by_layer(config))}) < 2:
         raise ModelError(
             f"all layers are of one kind, and in {row.name!r} llama.cpp needs some with attention and others"
-        )
-    bidirectional = getattr(config, "use_bidirectional_attention", None)
-    if row.name == "gemma4" and bidirectional == "all":
-        raise ModelError(f"use_bidirectional_attention is {bidirectional!r}, and in 'gemma4' llama.cpp looks back only")
-    if row.name == "gemma4" and len({*config.layer_types}) < 2:
-        raise ModelError(f"layer_types is {config.layer_types}, and in 'gemma4' llama.cpp has windows in some layers")
-    shared = getattr(config, "num_kv_shared_layers", 0)
-    last = list(getattr(config, "layer_types", None) or [])[: config.num_hidden_layers - shared][-2:] if shared else []
-    if shared and last != ["sliding_attention", "full_attention"]:
-        raise ModelError(
-            f"num_kv_shared_layers is {shared}, and in {row.name!r} llama.cpp has a sliding and a full layer before "
-            f"those; here they are {last}"
         )
     if {"mlp", "moe"} <= {*(getattr(config, "layer_types", None) or ())}:
         raise ModelError(f"layer_types is {config.layer_types}, and in {row.name!r} llama.cpp has 'mlp' or 'moe'")
