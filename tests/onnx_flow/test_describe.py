@@ -57,8 +57,25 @@ def test_operators_ports_and_codes(path: Path) -> None:
     assert found.outputs == (Port("y", "float32", None),)
     assert found.operators == {"MatMul": 1, "Relu": 1}
     assert found.quantized == {"MatMul": 1}
-    assert found.activations == {"uint16": 1}
+    assert found.activations == {"uint16": 1} and not found.others
+    assert found.tensors == {
+        "activation": {"uint16 asymmetric per tensor, float32, given": 1},
+        "weight": {"int8 symmetric per tensor, float32, given": 1},
+    }
     assert found.weights == {"float32": (2, 17), "int8": (1, 1), "uint16": (1, 1)}
+
+
+def test_what_a_plan_cannot_hold_is_told(tmp_path: Path) -> None:
+    """Operators on codes, and scales that are computed: a model with them is no float model."""
+    made = product(4)
+    made.graph.node[0].input[1] = "scale"
+    made.graph.node.insert(0, helper.make_node("Abs", ["s"], ["scale"]))
+    made.graph.node.append(helper.make_node("MatMulInteger", ["xq", "wq"], ["codes"], "product"))
+    onnx.save(made, tmp_path / "m.onnx")
+    found = describe(tmp_path / "m.onnx")
+    assert not found.activations and set(found.tensors) == {"weight"}
+    computed, whole = found.others
+    assert "a scale that is computed" in computed and "no MatMulInteger, which is the node 'product'" in whole
 
 
 def test_bytes_count_external_data(tmp_path: Path, path: Path) -> None:

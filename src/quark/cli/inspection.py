@@ -26,17 +26,24 @@ def tables(description: Description) -> Iterator[Table]:
     yield Table(Path(description.path).name, ("fact", "value"), _facts(description))
     yield Table("Inputs and outputs", ("side", "name", "type", "shape"), tuple(_ports(description)))
     yield Table("Operators", ("operator", "nodes", "after a DQ"), tuple(_operators(description)))
+    for role, lines in description.tensors.items():
+        rows = tuple((how, str(count)) for how, count in lines.items())
+        yield Table(f"Quantized: {role}", ("how", "tensors"), rows)
     weights = ((name, str(count), f"{size:,}") for name, (count, size) in sorted(description.weights.items()))
     yield Table("Constants", ("type", "tensors", "elements"), tuple(weights))
 
 
 def _facts(description: Description) -> tuple[tuple[str, str], ...]:
     codes = ", ".join(f"{count} × {name}" for name, count in description.activations.items())
+    others = description.others
+    none = "none" if description.tensors or others else "none: this is a float model"
+    told = [("quantized otherwise", f"{len(others)} nodes: {others[0]}")] if others else []
     return (
         ("size", file_size(description.bytes)),
         ("opset", f"{description.opset} (IR version {description.ir_version})"),
         ("made by", description.producer or "unknown"),
-        ("quantized activations", codes or "none: this is a float model"),
+        ("quantized activations", codes or none),
+        *told,
     )
 
 

@@ -28,10 +28,11 @@ import onnx_ir as ir
 from quark.dataclass import dataclass
 from quark.measure.distance import Distance
 from quark.measure.scaling import Scaling
-from quark.onnx.compare import QUANTIZERS, ComparedTensors, Comparison, Model, outputs_of, pairs_of, relaid
+from quark.onnx.compare import ComparedTensors, Comparison, Model, outputs_of, pairs_of, relaid
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
+from quark.onnx.graph.quantized import QUANTIZERS
 from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
@@ -219,7 +220,7 @@ def cut_at(
         before = _in_front_of(behind)
         for value in {id(one): one for one in (behind, before)}.values():
             for use in list(value.uses()):
-                if value is behind or not use.node.op_type.endswith(QUANTIZERS) or use.idx:
+                if value is behind or use.node.op_type not in QUANTIZERS or use.idx:
                     use.node.replace_input_with(use.idx, source)
         cut.graph.inputs.append(source)
         fed[pair.name] = str(source.name)
@@ -231,7 +232,7 @@ def _in_front_of(behind: ir.Value) -> ir.Value:
     node = behind.producer()
     if node is not None and node.op_type.endswith("DequantizeLinear") and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    quantizer = node is not None and node.op_type.endswith(QUANTIZERS)
+    quantizer = node is not None and node.op_type in QUANTIZERS
     return node.inputs[0] or behind if node is not None and quantizer else behind
 
 

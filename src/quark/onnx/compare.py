@@ -24,14 +24,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from quark.config.plan import TensorPlan
 from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.measure.answers import TEXT, Answers
 from quark.measure.answers import update as update_answers
 from quark.measure.distance import Distance
 from quark.measure.scaling import Scaling
+from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
-from quark.numerics.formats import FORMATS
 from quark.observers.histogram import Histogram
 from quark.onnx.data import checked, inputs_of, samples_of
 from quark.onnx.data_layout import as_reader, widened
@@ -39,10 +40,12 @@ from quark.onnx.diagnosis import of_model
 from quark.onnx.graph.halves import refuse_bfloat16
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
+from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZERS
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import CPU, Runtime
-from quark.onnx.graph.surgery import constant_array, tensors_by_name
+from quark.onnx.graph.surgery import tensors_by_name
 from quark.onnx.passes.nchw_to_nhwc import images, moved
+from quark.onnx.quantized_plan import rows_of
 from quark.report.values import LayerView, TensorView, Weakness
 
 Model = str | Path | onnx.ModelProto
@@ -54,7 +57,6 @@ TIMED = 2.0
 FLOAT, QUANTIZED = "float", "quantized"
 """The names of both models where they are timed."""
 ODD = 25.0  # dB, below which a layer may have been rescaled
-QUANTIZERS = ("QuantizeLinear", "QuantizeDequantize")  # endings: other domains count, DequantizeLinear does not
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def compare(
     inner = _both(first, second, [p.name for p in pairs], [p.quantized for p in pairs], libraries, layout)
     outputs, answers = {name: Distance() for name in names}, {name: Answers() for name in names}
     distances, scalings = [Distance() for _ in pairs], [Scaling() for _ in pairs]
-    ranges = [_code_range(pair) for pair in pairs]
+    ranges = _code_ranges(second, pairs)
     done, start = 0, time.process_time()
     beside: dict[str, Any] = {}
     for done, feed in enumerate(checked(samples_of(as_reader(first, samples)), inputs_of(first)), start=1):
@@ -386,39 +388,32 @@ def _maker(quantized: ir.Value, quantizer: ir.Node | None) -> tuple[str, str]:
 def _quantizer(value: ir.Value) -> ir.Node | None:
     """The node that turns ``value`` into codes: it reads it, or (at a graph output) its DequantizeLinear made it."""
     maker = value.producer()
-    if maker is not None and maker.op_type.endswith("DequantizeLinear"):
+    if maker is not None and maker.op_type in DEQUANTIZE:
         value = maker.inputs[0] or value
         return value.producer()
     readers = (use.node for use in value.uses() if use.idx == 0 and use.node.graph is value.graph)  # not in a body
-    return next((node for node in readers if node.op_type.endswith(QUANTIZERS)), None)
+    return next((node for node in readers if node.op_type in QUANTIZERS), None)
 
 
 def _behind(quantizer: ir.Node) -> ir.Value:
     """The float tensor behind a quantizer and its DequantizeLinear."""
     codes = quantizer.outputs[0]
-    if quantizer.op_type.endswith("QuantizeDequantize"):
+    if quantizer.op_type in FUSED:
         return codes
-    readers = (use.node for use in codes.uses() if use.node.op_type.endswith("DequantizeLinear"))
+    readers = (use.node for use in codes.uses() if use.node.op_type in DEQUANTIZE)
     return next((node.outputs[0] for node in readers), quantizer.inputs[0] or codes)
 
 
-def _code_range(pair: ComparedTensors) -> CodeRange | None:
-    """The range of a tensor's codes, where scale and zero point are stored numbers."""
-    if pair.quantizer is None or len(pair.quantizer.inputs) < 2:
-        return None
-    scale = constant_array(pair.quantizer.inputs[1])
-    if scale is None or not scale.size:
-        return None
-    zero = pair.quantizer.inputs[2] if len(pair.quantizer.inputs) > 2 else None
-    offset = constant_array(zero)
-    kind = zero.type.dtype.name if zero is not None and zero.type is not None else "UINT8"
-    row = next((row for row in FORMATS.values() if row.onnx_type == kind), None)
-    if row is None:
-        return None
-    shift = np.zeros(1) if offset is None else offset.astype(np.float64)
-    low, high = (float(edge) for edge in _edges(scale.astype(np.float64), shift, row.min, row.max))
-    return CodeRange(row.name, low, high, float(scale.max()) if isinstance(row, Int) else 0.0)
+def _code_ranges(model: ir.Model, pairs: Iterable[ComparedTensors]) -> list[CodeRange | None]:
+    """The ranges of the codes of tensors, where their rows of the plan know a scale."""
+    rows = {node: row for node, row in rows_of(model, constants=False) if isinstance(row, TensorPlan)}
+    return [None if pair.quantizer is None else _code_range(rows.get(pair.quantizer)) for pair in pairs]
 
 
-def _edges(scale: np.ndarray, shift: np.ndarray, least: float, most: float) -> tuple[np.ndarray, np.ndarray]:
-    return np.min((least - shift) * scale), np.max((most - shift) * scale)
+def _code_range(row: TensorPlan | None) -> CodeRange | None:
+    if row is None or row.given is None or isinstance(row.spec.row, Block):
+        return None
+    kind, (scale, zero) = row.spec.row, (np.asarray(side).astype(np.float64) for side in row.given)
+    low, high = ((edge - zero) * scale for edge in (kind.min, kind.max))
+    step = float(scale.max()) if isinstance(kind, Int) else 0.0
+    return CodeRange(row.spec.format, float(low.min()), float(high.max()), step)

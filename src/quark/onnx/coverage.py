@@ -23,7 +23,7 @@ from quark.dataclass import dataclass
 from quark.onnx.bodies import place_of
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
-from quark.onnx.graph.quantized import dequantizer
+from quark.onnx.graph.quantized import DEQUANTIZE, QUANTIZE, dequantizer
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import prove_shapes, static_shape
@@ -32,8 +32,7 @@ from quark.onnx.qdq.op_rules import MOVES_VALUES
 
 #: Elements in a weight from which on it counts among the weights; below are scales, shapes and single numbers.
 SMALLEST = 16
-_QUANTIZERS = ("QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear")
-_ALIKE = (*_QUANTIZERS, "DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear")
+_ALIKE = QUANTIZE | DEQUANTIZE
 _CODES = ("INT8", "UINT8", "INT16", "UINT16", "INT4", "UINT4", "INT2", "UINT2")
 _ACTIVATIONS = frozenset(["Relu", "Clip", "LeakyRelu", "PRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Gelu", "Tanh"])
 
@@ -301,7 +300,7 @@ def _writes_codes(node: ir.Node) -> bool:
     """Whether a result is quantized, perhaps behind the activation function that is one kernel with its layer."""
     pending = [use.node for use in node.outputs[0].uses()]
     pending += [use.node for one in pending if one.op_type in _ACTIVATIONS for use in one.outputs[0].uses()]
-    return any(reader.op_type in _QUANTIZERS for reader in pending)
+    return any(reader.op_type in QUANTIZE for reader in pending)
 
 
 def _multiplies(*positions: int) -> Callable[[ir.Node], bool]:

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from quark.config.plan import TensorPlan
 from quark.dataclass import dataclass
+from quark.errors import ModelError
 from quark.onnx.graph.model import data_files, load
-from quark.onnx.graph.surgery import all_nodes, is_constant, opset
+from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZERS, STORED
+from quark.onnx.graph.surgery import all_nodes, opset
+from quark.onnx.quantized_plan import rows_of
 
 SPELLED = {"FLOAT": "float32", "DOUBLE": "float64"}
-QUANTIZERS = ("QuantizeLinear", "QuantizeDequantize")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ class Description:
         operators: nodes per operator, the most frequent first; Q and DQ nodes left out, those of subgraphs counted.
         quantized: of these, nodes that read at least one dequantized value.
         weights: (tensors, elements) of stored constants per data type.
-        activations: quantizing nodes per data type of their codes.
+        activations: quantized activations per data type.
+        tensors: quantized tensors per role and per what a plan says of them (``quark.onnx.quantized_plan``).
+        others: why a plan cannot hold what else is quantized, a sentence per node.
     """
 
     path: str
@@ -51,6 +56,8 @@ class Description:
     quantized: dict[str, int]
     weights: dict[str, tuple[int, int]]
     activations: dict[str, int]
+    tensors: dict[str, dict[str, int]]
+    others: tuple[str, ...]
 
 
 def describe(path: str | Path) -> Description:
@@ -60,7 +67,13 @@ def describe(path: str | Path) -> Description:
         ModelError: the file is missing or is not a model.
     """
     model = load(path)
-    nodes = [node for node in all_nodes(model) if not _is_carrier(node)]
+    nodes = [node for node in all_nodes(model) if node.op_type not in QUANTIZERS | DEQUANTIZE | STORED]
+    found = [row for _, row in rows_of(model)]
+    rows = [row for row in found if isinstance(row, TensorPlan)]
+    told = {
+        role: [row.spec.describe(given=True) for row in rows if row.role == role]
+        for role in ("activation", "weight", "bias")
+    }
     return Description(
         path=str(path),
         bytes=file_bytes(path),
@@ -72,7 +85,9 @@ def describe(path: str | Path) -> Description:
         operators=_counted(_kind(node) for node in nodes),
         quantized=_counted(_kind(node) for node in nodes if any(_is_dequantized(value) for value in node.inputs)),
         weights=_weights(model),
-        activations=_counted(_codes(node) for node in all_nodes(model) if _quantizes_activation(node)),
+        activations=_counted(row.spec.format for row in rows if row.role == "activation"),
+        tensors={role: _counted(lines) for role, lines in told.items() if lines},
+        others=tuple(str(row) for row in found if isinstance(row, ModelError)),
     )
 
 
@@ -104,27 +119,9 @@ def _kind(node: ir.Node) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
-def _is_carrier(node: ir.Node) -> bool:
-    return node.op_type.endswith((*QUANTIZERS, "DequantizeLinear"))
-
-
 def _is_dequantized(value: ir.Value | None) -> bool:
     maker = value.producer() if value is not None else None
-    return maker is not None and maker.op_type.endswith(("DequantizeLinear", "QuantizeDequantize"))
-
-
-def _quantizes_activation(node: ir.Node) -> bool:
-    return node.op_type.endswith(QUANTIZERS) and bool(node.inputs) and not is_constant(node.inputs[0])
-
-
-def _codes(node: ir.Node) -> str:
-    """Data type of the codes: that of the output, or of the zero point where the output has none yet."""
-    zero = node.inputs[2] if len(node.inputs) > 2 else None
-    types = (value.type for value in (node.outputs[0], zero) if value is not None)
-    known = next((found for found in types if found is not None), None)
-    if node.op_type.endswith("QuantizeDequantize"):
-        return node.op_type.removesuffix("QuantizeDequantize").lower()
-    return dtype_name(known.dtype) if known is not None else "uint8"
+    return maker is not None and maker.op_type in DEQUANTIZE | FUSED | STORED
 
 
 def _weights(model: ir.Model) -> dict[str, tuple[int, int]]:

@@ -29,6 +29,7 @@ from quark.onnx.graph.quantized import (
     DEQUANTIZE,
     FUSED,
     QUANTIZE,
+    QUANTIZERS,
     STORED,
     all_nodes_in_graphs,
     code_type,
@@ -53,13 +54,12 @@ def plan_of(path: str | Path) -> Plan:
         ModelError: nothing in it is quantized, or in a way that a plan cannot hold; the node is named.
     """
     model = load(path)
-    for node in all_nodes_in_graphs(model):
-        if node.op_type in _REFUSED:
-            raise ModelError(f"{str(path)!r}: a plan holds no {node.op_type}, which is the node {node.name!r}")
-        if node.graph is not model.graph and node.op_type in QUANTIZE | DEQUANTIZE | FUSED | STORED:
-            raise ModelError(f"{str(path)!r}: {node.name!r} quantizes in a body of If or Loop; a plan holds one graph")
     plan, told = Plan(read_from=str(path)), decisions(model)
-    for row in _rows(model):
+    for node, row in rows_of(model):
+        if isinstance(row, ModelError):
+            raise ModelError(f"{str(path)!r}: {row}")
+        if node.graph is not model.graph:
+            raise ModelError(f"{str(path)!r}: {node.name!r} quantizes in a body of If or Loop; a plan holds one graph")
         known = plan.tensors.get(row.name)
         if known is not None and _how(known) != _how(row):
             raise ModelError(f"{str(path)!r}: the tensor {row.name!r} is quantized in two ways; a plan holds one")
@@ -87,20 +87,33 @@ def _how(row: TensorPlan) -> tuple[object, ...]:
     return row.role, row.spec, *([] if row.given is None else (np.asarray(side).tolist() for side in row.given))
 
 
-def _rows(model: ir.Model) -> Iterator[TensorPlan]:
-    for node in model.graph:
+def rows_of(model: ir.Model, constants: bool = True) -> Iterator[tuple[ir.Node, TensorPlan | ModelError]]:
+    """The nodes of all graphs that quantize or dequantize, each with its row, or why a plan cannot hold it.
+
+    Args:
+        constants: whether stored codes are looked at.
+    """
+    for node in all_nodes_in_graphs(model):
         source = input_at(node, 0)
-        if source is None:
-            continue
-        if node.op_type in QUANTIZE | FUSED or node.op_type == "DynamicQuantizeLinear":
-            role: Role = "weight" if is_constant(source) else "activation"
-            yield _row(node, source, role)
-        elif node.op_type in DEQUANTIZE | STORED and is_constant(source):
-            yield _row(node, source, "bias" if source.dtype == ir.DataType.INT32 else "weight")
-        elif node.op_type in DEQUANTIZE and (lookup := _lookup(source)) is not None:
-            yield _table(node, lookup)
-        elif node.op_type == "Cast":
-            yield from _cast(node, source)
+        if node.op_type in _REFUSED:
+            yield node, ModelError(f"a plan holds no {node.op_type}, which is the node {node.name!r}")
+        elif source is not None and (constants or not is_constant(source)):
+            try:
+                yield from ((node, row) for row in _rows(node, source, constants))
+            except (ModelError, ConfigError) as error:
+                yield node, ModelError(str(error))
+
+
+def _rows(node: ir.Node, source: ir.Value, constants: bool) -> Iterator[TensorPlan]:
+    if node.op_type in QUANTIZERS:
+        role: Role = "weight" if is_constant(source) else "activation"
+        yield _row(node, source, role)
+    elif node.op_type in DEQUANTIZE | STORED and is_constant(source):
+        yield _row(node, source, "bias" if source.dtype == ir.DataType.INT32 else "weight")
+    elif node.op_type in DEQUANTIZE and constants and (lookup := _lookup(source)) is not None:
+        yield _table(node, lookup)
+    elif node.op_type == "Cast":
+        yield from _cast(node, source)
 
 
 def _row(node: ir.Node, source: ir.Value, role: Role) -> TensorPlan:
@@ -148,7 +161,7 @@ def granularity_of(node: ir.Node, scale: np.ndarray) -> Granularity:
 def _is_narrow(spec: TensorSpec, codes: np.ndarray | None) -> bool:
     """Whether no code of a constant is the lowest one: what ours leave out of symmetric integers."""
     row = get_format(spec.format)
-    return codes is None or not isinstance(row, Int) or not bool((codes.astype(np.int64) == row.min).any())
+    return codes is None or not isinstance(row, Int) or not bool((codes == row.min).any())
 
 
 def _block_format(node: ir.Node) -> str | None:

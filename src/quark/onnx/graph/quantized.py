@@ -30,6 +30,8 @@ FUSED = frozenset(
     ]
 )
 STORED = frozenset(["PackedDequantize", "BlockDequantize"])
+#: What turns float values into codes, or into the values that codes stand for.
+QUANTIZERS = QUANTIZE | FUSED | {"DynamicQuantizeLinear"}
 LIMITS = {
     "INT4": (-8, 7),
     "UINT4": (0, 15),
