@@ -37,7 +37,7 @@ def test_the_result_of_a_file_says_what_the_file_is(tmp_path: Path) -> None:
     read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert read["bytes"]["quantized"] == found.bytes and read["verdict"]["accuracy"]["word"] == "good"
     assert read["nodes"]["quantized"] == sum(node.quantized for node in found.plan.nodes.values()) > 0
-    assert found._repr_html_().count("<tr>") == 3
+    assert found._repr_html_().count("<tr>") == 3 and repr(found) == "\n".join(found.verdict.words())
     page = found.save_report(tmp_path / "r.html").read_text(encoding="utf-8")
     assert "q.onnx" in page and "coverage" in page
 

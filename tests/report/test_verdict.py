@@ -103,6 +103,17 @@ def test_an_output_that_is_exact_does_not_decide(order: tuple[str, str]) -> None
     assert found is not None and found.name == "same"
 
 
+def test_an_output_that_is_zero_everywhere_says_nothing() -> None:
+    """It was called good, at infinite decibels; where another output says something, that one decides."""
+    silent = Distance(count=10)
+    found = worst({"y": silent}, {})
+    assert found is not None and LEVELS[found.level] == "doubtful" and "y is 0 in both models" in found.reason
+    for order in (("y", "z"), ("z", "y")):
+        found = worst({name: silent if name == "y" else distance(25) for name in order}, {})
+        assert found is not None and (found.name, LEVELS[found.level]) == ("z", "good")
+    assert LEVELS[judge("y", Distance(signal=0, noise=1, count=10), None).level] == "lost", "zeros became something"
+
+
 def test_the_worst_output_decides_and_is_named() -> None:
     found = worst({"a": distance(40), "b": distance(12), "c": distance(18), "empty": Distance()}, {})
     assert found is not None and found.name == "b"

@@ -7,6 +7,7 @@ stands beside it.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -196,7 +197,7 @@ def elsewhere(choice: Choice | None) -> str:
 def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[Any, list[Feed]]) -> list[str]:
     """The command that helps most of those that were tried, with its figure; what else can be done where none did."""
     judged = worst(found.outputs, found.answers)
-    if subject.choice is None or judged is None or judged.level == len(LEVELS) - 1:
+    if subject.choice is None or judged is None or judged.level == len(LEVELS) - 1 or judged.value == math.inf:
         return []
     from quark.onnx.climb import WORTH_DECIBELS, Attempt, Climb
 

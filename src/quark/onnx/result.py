@@ -118,6 +118,10 @@ class Result:
 
         return write_html(self.report(), path)
 
+    def __repr__(self) -> str:
+        """The verdict, as an interpreter and a notebook's file show it; plans hold megabytes."""
+        return "\n".join(self.verdict.words()) or "no verdict"
+
     def _repr_html_(self) -> str:
         """The verdict as a notebook shows it."""
         from html import escape

@@ -122,8 +122,8 @@ def _verdict(name: str, verdict: Verdict) -> str:
     return f"<div class='verdict'>{head}{tiles}{said}</div>" if tiles or said else ""
 
 
-#: Words that are neither good nor bad.
-_NEUTRAL = ("not measured", "same")
+#: Words that are not good, where the line is not bad: slower here, of a preset for another device.
+_NEUTRAL = ("not measured", "same", "slower", "larger")
 
 
 def _tile(line: Line) -> str:

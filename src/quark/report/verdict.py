@@ -110,6 +110,8 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
     if distance.broken:
         return Judged(name, 0, f"{name} is NaN, or infinite in one of the models only", -math.inf, -math.inf)
     by_energy = _level(sqnr, SQNR)
+    if share is None and _silent(distance):
+        return Judged(name, 1, f"{name} is 0 in both models on every sample, which says nothing", sqnr, sqnr)
     if share is None or answers is None:
         few = answers is not None and answers.few
         said = f"SQNR of {name} {decibels(sqnr)}{', too few answers to count' if few else ''}"
@@ -148,9 +150,16 @@ def _told(answers: Answers | None) -> bool:
     return answers is not None and (answers.unlike > 0 or (answers.kind == "labels" and answers.share is not None))
 
 
+def _silent(distance: Distance) -> bool:
+    """Whether an output is 0 in both models, as behind activations that random numbers leave nothing of."""
+    return distance.count > 0 and distance.signal == distance.noise == 0
+
+
 def worst(outputs: Mapping[str, Distance], answers: Mapping[str, Answers]) -> Judged | None:
-    """The output that decides: of the lowest level, the one farthest below its limit, and none that is exact."""
+    """The output that decides: of the lowest level, the one farthest below its limit, and none that is exact or 0
+    everywhere, unless all are."""
     seen = [name for name, one in outputs.items() if one.count or _told(answers.get(name))]
+    seen = [name for name in seen if not _silent(outputs[name])] or seen
     judged = [judge(name, outputs[name], answers.get(name)) for name in seen]
     return min(judged, key=lambda one: (one.level, one.sqnr == math.inf, one.value), default=None)
 

@@ -213,7 +213,7 @@ let refresh = () => {};
 function drawLayers() {
   if (!layers.length) return;
   const ops = [...new Set(layers.map(layer => layer.o))].sort();
-  const search = make("input", { type: "search", placeholder: "Name contains …", "aria-label": "Search layers", id: "search" });
+  const search = make("input", { type: "search", placeholder: "Name or operator contains …", "aria-label": "Search layers", id: "search" });
   const op = make("select", { "aria-label": "Operator", id: "operator" }, make("option", { value: "" }, "all operators"), ...ops.map(one => make("option", { value: one }, one)));
   const orders = [["graph", "order of the graph"], ...(measured ? [["alone", "worst alone first"], ["own", "worst own first"]] : []), ...(accumulated ? [["accumulated", "worst accumulated first"]] : [])];
   const order = make("select", { "aria-label": "Order", id: "order" }, ...orders.map(([key, words]) => make("option", { value: key }, words)));
@@ -223,7 +223,7 @@ function drawLayers() {
   fold.checked = layers.length > FOLDED && whole.children.length > 0;
   refresh = () => {
     const wanted = search.value.toLowerCase();
-    const fits = index => (!op.value || layers[index].o === op.value) && (!wanted || (layers[index].n + " " + layers[index].t).toLowerCase().includes(wanted));
+    const fits = index => (!op.value || layers[index].o === op.value) && (!wanted || [layers[index].n, layers[index].t, layers[index].o].join(" ").toLowerCase().includes(wanted));
     const shown = layers.map((_, k) => k).filter(fits);
     const rows = fold.checked && !wanted && !op.value ? branch(whole, 0, order.value) : sorted(shown, order.value).map(index => layerRow(index, 0));
     list.replaceChildren(head(), ...rows);
@@ -249,8 +249,8 @@ function show(index) {
 function drawCauses() {
   if (!measured) return;
   const ranked = sorted(layers.map((_, k) => k), "alone").filter(k => worst(layers[k], ALONE) > (inDecibels ? 0 : -Infinity)).slice(0, TOP);
-  const title = ranked.length < layers.length ? `The ${ranked.length} layers that cause the loss` : "The layers that cause the loss";
-  place("causes").append(make("h2", {}, title), ...data.notes.map(note => make("p", { class: "note" }, note)), ...[legend()].filter(Boolean), head(), ...ranked.map(index => layerRow(index, 0)));
+  const title = !ranked.length ? "No layer causes a loss at the outputs" : ranked.length < layers.length ? `The ${ranked.length} layers that cause the loss` : "The layers that cause the loss";
+  place("causes").append(make("h2", {}, title), ...data.notes.map(note => make("p", { class: "note" }, note)), ...[legend()].filter(Boolean), ...(ranked.length ? [head()] : []), ...ranked.map(index => layerRow(index, 0)));
 }
 
 function answerOf(answer, example, index) {
