@@ -180,6 +180,15 @@ ONNX: dict[str, tuple[Edit, str]] = {
     "readers": (lambda plan: row(plan, "x").update(readers=["nobody"]), "the node 'nobody' does not read it"),
     "node": (lambda plan: plan["nodes"][0].update(quantized=False), "only explain"),
     "given": (lambda plan: row(plan, "x").update(given=[float("nan"), 0]), "is not finite"),
+    "real zero": (lambda plan: row(plan, "w")["spec"].update(real_zero=True), "ONNX has neither"),
+    "two stages": (lambda plan: row(plan, "w")["spec"].update(second=dict(row(plan, "x")["spec"])), "ONNX has neither"),
+    "three stages": (
+        lambda plan: row(plan, "w")["spec"].update(
+            second={**row(plan, "x")["spec"], "second": dict(row(plan, "x")["spec"])}
+        ),
+        "two stages at most",
+    ),
+    "learned": (lambda plan: row(plan, "x")["spec"].update(method="LSQObserver"), "LSQObserver"),
 }
 
 

@@ -44,6 +44,9 @@ def test_a_plan_file_says_what_runs(name: str) -> None:
     assert len(found.quantized) == 2
     for item in found.quantized:
         assert Match(item.layer, read).stages == item.stages and any(item.stages[slot] for slot in SLOTS)
+        told = " on ".join(stage.spec.describe() for stage in reversed(item.stages["weight"]))
+        assert read.tensors[f"{item.layer.name}.weight"].spec.describe() == told
+    assert len(read.tensors) == sum(bool(item.stages[slot]) for item in found.quantized for slot in SLOTS)
 
 
 def test_one_plan_in_memory_and_in_files(tmp_path: object) -> None:

@@ -44,7 +44,8 @@ class TensorPlan:
         range: (lo, hi) found by calibration, scalars or one per channel or group.
         scale, zero_point: the parameters; shaped by the spec's granularity.
         changes: what moved the parameters away from the range afterwards, in words.
-        observer: in the torch flow the class that finds the range, in a plan file its name; empty: the method says it.
+        observer: in the torch flow the class that finds the range, of each stage, in a plan file their names; empty:
+            the method says it.
     """
 
     name: str
@@ -61,7 +62,7 @@ class TensorPlan:
     scale: np.ndarray | None = None
     zero_point: np.ndarray | None = None
     changes: tuple[str, ...] = ()
-    observer: Any = ""
+    observer: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -192,12 +193,10 @@ def _listed(value: Any) -> Any:
 
 def _tensor_to_dict(tensor: TensorPlan) -> dict[str, Any]:
     entry = {key: getattr(tensor, key) for key in tensor.__dataclass_fields__}
-    spec = dict(vars(tensor.spec))
-    spec["granularity"] = {"kind": type(tensor.spec.granularity).__name__, **vars(tensor.spec.granularity)}
-    entry["spec"] = spec
+    entry["spec"] = _spec_to_dict(tensor.spec)
     entry["readers"] = None if tensor.readers is None else sorted(tensor.readers)
     entry["changes"] = list(tensor.changes)
-    entry["observer"] = getattr(tensor.observer, "__name__", tensor.observer)
+    entry["observer"] = [getattr(one, "__name__", one) for one in tensor.observer]
     for key in ("range", "given"):
         entry[key] = None if entry[key] is None else [_listed(side) for side in entry[key]]
     for key in ("scale", "zero_point"):
@@ -205,13 +204,28 @@ def _tensor_to_dict(tensor: TensorPlan) -> dict[str, Any]:
     return entry
 
 
+def _spec_to_dict(spec: TensorSpec) -> dict[str, Any]:
+    """Plain values; a second stage only where there is one."""
+    entry = {**vars(spec), "granularity": {"kind": type(spec.granularity).__name__, **vars(spec.granularity)}}
+    second = entry.pop("second")
+    return entry if second is None else {**entry, "second": _spec_to_dict(second)}
+
+
+def _spec_from_dict(entry: dict[str, Any]) -> TensorSpec:
+    kind = dict(entry["granularity"])
+    changed = {
+        "granularity": GRANULARITIES[kind.pop("kind")](**kind),
+        "settings": tuple((name, value) for name, value in entry["settings"]),
+        "second": None if entry.get("second") is None else _spec_from_dict(entry["second"]),
+    }
+    return TensorSpec(**{**entry, **changed})
+
+
 def _tensor_from_dict(entry: dict[str, Any]) -> TensorPlan:
-    spec = dict(entry["spec"])
-    kind = dict(spec["granularity"])
-    spec["granularity"] = GRANULARITIES[kind.pop("kind")](**kind)
-    spec["settings"] = tuple((name, value) for name, value in spec["settings"])
+    names = entry["observer"]
     changed: dict[str, Any] = {
-        "spec": TensorSpec(**spec),
+        "spec": _spec_from_dict(entry["spec"]),
+        "observer": tuple(filter(None, [names] if isinstance(names, str) else names)),
         "readers": None if entry["readers"] is None else frozenset(entry["readers"]),
         "changes": tuple(entry["changes"]),
         "scale": None if entry["scale"] is None else np.asarray(entry["scale"], np.float32),

@@ -32,6 +32,7 @@ class _Spec(Schema):
     dynamic: bool
     reduced: bool
     real_zero: bool
+    second: _Spec | None = None
 
 
 class _Tensor(Schema):
@@ -49,7 +50,7 @@ class _Tensor(Schema):
     scale: Any
     zero_point: Any
     changes: list[str]
-    observer: str
+    observer: str | list[str]
 
 
 class _Node(Schema):

@@ -40,6 +40,7 @@ class TensorSpec:
         reduced: half of the codes only, for integer kernels that saturate (``reduce_range``).
         dynamic: the range is taken at run time instead of at calibration.
         real_zero: the zero point is a real number: the lowest code means exactly the smallest value.
+        second: how the values that this makes are quantized once more (torch: int4 on FP8); None: they are not.
     """
 
     format: str = "int8"
@@ -53,8 +54,11 @@ class TensorSpec:
     dynamic: bool = False
     reduced: bool = False
     real_zero: bool = False
+    second: TensorSpec | None = None
 
     def __post_init__(self) -> None:
+        if self.second is not None and self.second.second is not None:
+            raise ConfigError("a tensor is quantized in two stages at most, and these are three")
         for kind, value, allowed in (
             ("data type", self.format, {**FORMATS, **GGML}),
             ("scale rule", self.scale_rule, SCALE_RULES),
@@ -72,6 +76,11 @@ class TensorSpec:
     def row(self) -> Format:
         """The row of the format table; of a block format, with the block length and the scale rule of this spec."""
         return _row(self.format, self.granularity, self.scale_rule)
+
+    @property
+    def first(self) -> TensorSpec:
+        """The first of two stages; the spec itself where there is one."""
+        return self if self.second is None else replace(self, second=None)
 
     @property
     def grid(self) -> Grid:
@@ -93,8 +102,10 @@ class TensorSpec:
         """One short line for tables: ``int8 symmetric per channel (axis 0), power_of_two, mse``.
 
         A format says no more than it has: the blocks of ``mxfp4`` find their scales themselves, ``bfloat16`` has none.
-        ``given``: nothing finds the scale, it is told.
+        ``given``: nothing finds the scale, it is told. Of two stages: the second on the first.
         """
+        if self.second is not None:
+            return f"{self.second.describe(given)} on {self.first.describe(given)}"
         row = self.row
         rounding = "" if self.rounding == "half_even" else f", rounded {self.rounding}"
         if isinstance(row, Block):

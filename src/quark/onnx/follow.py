@@ -22,6 +22,7 @@ from quark.config.job import Job
 from quark.config.plan import NodePlan, Plan, TensorPlan, refuse
 from quark.errors import ConfigError, QuarkError, unknown
 from quark.numerics.granularity import Channel, Group
+from quark.observers.registry import SEARCHES
 from quark.onnx.bodies import around
 from quark.onnx.graph.surgery import is_constant, name_of
 from quark.onnx.qdq.biases import refit
@@ -99,6 +100,10 @@ def _check(row: TensorPlan, values: dict[str, ir.Value], job: Job) -> None:
         refuse(row.name, f"it holds {value.dtype}, and only float32 and float16 tensors are quantized")
     if is_constant(value) == (row.role == "activation"):
         refuse(row.name, f"it is {'a constant' if is_constant(value) else 'computed'}, so its role is not {row.role}")
+    if row.spec.method not in SEARCHES:
+        refuse(row.name, unknown("calibration method of the ONNX flow", row.spec.method, SEARCHES))
+    if row.spec.real_zero or row.spec.second is not None:
+        refuse(row.name, "real zero points and second stages are of the torch flow, and ONNX has neither")
     granularity, shape = row.spec.granularity, value.shape
     axis = granularity.axis if isinstance(granularity, Channel | Group) and row.role != "bias" else None
     if axis is not None and shape is not None and not -len(shape) <= axis < len(shape):

@@ -22,7 +22,7 @@ from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.files.decision import decide
 from quark.torch.matching import Match, Matches, choose_all, is_excluded, meaning
 from quark.torch.observer import SearchObserver
-from quark.torch.plan_rows import SECOND, WORDS, on_axis, tensor_name
+from quark.torch.plan_rows import WORDS, on_axis, tensor_name
 from quark.torch.stage import Stage, Stages
 
 RESULTS = ("range", "given", "scale", "zero_point", "fixed_range", "bias_of")
@@ -64,7 +64,7 @@ def check(plan: Plan, decided: Plan) -> None:
     """The plan names layers of the model, and nothing that is found later or comes from the configuration."""
     known = {f"{name}.{word}" for name in decided.nodes for word in WORDS.values()}
     for name, row in plan.tensors.items():
-        if name.removesuffix(SECOND) not in known:
+        if name not in known:
             raise ConfigError(f"--plan-from: {unknown('tensor of the plan', name, sorted(known))}")
         if given := next((field for field in RESULTS if getattr(row, field) is not None), None):
             refuse(name, f"{given} is found from weights and samples in the torch flow and cannot be given")

@@ -27,7 +27,7 @@ from quark.numerics.granularity import WHOLE, Channel, Granularity, Group, Token
 from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
 from quark.torch.direct_reads import read_directly
 from quark.torch.layers import LayerKind, kind_of, known_kind, type_names, type_of_name
-from quark.torch.plan_rows import ROLES, SECOND, WORDS, on_axis, rows_of, stages_in, tensor_name
+from quark.torch.plan_rows import ROLES, WORDS, on_axis, put, stages_in, tensor_name
 from quark.torch.stage import Stage, Stages
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Matches:
     def only(self, *slots: str) -> Matches:
         """The same with the tensors in these slots alone."""
         kept = {tensor_name(layer.name, slot) for layer in self.layers for slot in slots}
-        rows = {name: row for name, row in self.plan.tensors.items() if name.removesuffix(SECOND) in kept}
+        rows = {name: row for name, row in self.plan.tensors.items() if name in kept}
         return Matches(replace(self.plan, tensors=rows), self.layers)
 
 
@@ -166,8 +166,8 @@ def decide(plan: Plan, layer: Candidate, config: QConfig, direct: bool, skeleton
     found, source = (None, "") if direct else choose_all(layer, config)
     stages = {} if found is None else bind(layer, found, source, skeleton)
     for slot in WORDS:
-        for row in rows_of(tensor_name(layer.name, slot), ROLES.get(slot, "activation"), stages.get(slot, ()), source):
-            plan.put(row)
+        role = ROLES.get(slot, "activation")
+        put(plan, tensor_name(layer.name, slot), role, stages.get(slot, ()), source)
     if left:
         plan.floats[tensor_name(layer.name, "weight")] = left
     reason = source if any(stages.values()) else left or UNNAMED
@@ -185,10 +185,10 @@ def share_scales(plan: Plan, groups: Iterable[Iterable[str]]) -> None:
         last = [name.rpartition(".")[2] for name in names]
         found: dict[str, list[str]] = {}
         for row in plan.of_role("weight"):
-            parent, _, own = row.name.removesuffix(SECOND).removesuffix(".weight").rpartition(".")
+            parent, _, own = row.name.removesuffix(".weight").rpartition(".")
             if any(fnmatchcase(own, pattern) for pattern in last):
                 found.setdefault(parent, []).append(row.name)
-        members = [rows for rows in found.values() if len({name.removesuffix(SECOND) for name in rows}) > 1]
+        members = [rows for rows in found.values() if len(rows) > 1]
         if not members and not all(isinstance(name, Usual) for name in names):
             raise ConfigError(
                 f"shared_scale_groups: no module of the model holds two quantized layers of {names}; a group names "
@@ -203,9 +203,8 @@ def weights_in_groups(plan: Plan) -> Mapping[str, tuple[str, ...]]:
     """The weights that share their tensor scales, by the names of each."""
     groups: dict[str, list[str]] = {}
     for row in plan.of_role("weight"):
-        groups.setdefault(row.group, []).append(row.name.removesuffix(SECOND))
-    shared = [tuple(dict.fromkeys(names)) for names in groups.values()]
-    return {name: names for names in shared if len(names) > 1 for name in names}
+        groups.setdefault(row.group, []).append(row.name)
+    return {name: tuple(names) for names in groups.values() if len(names) > 1 for name in names}
 
 
 def is_static(item: Match) -> bool:

@@ -1,15 +1,16 @@
 """Decisions about tensors as rows of the ``Plan``, and what runs, read off them.
 
-A row holds the spec as it is on the stored tensor (a transposed weight's axes are its own) and the class that finds the
-range, which a plan file holds by its name. The second of two stages has a row of its own.
+A row holds the spec as it is on the stored tensor (a transposed weight's axes are its own) and the classes that find
+the ranges, which a plan file holds by their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from quark.config.plan import Plan, Role, TensorPlan
+from quark.config.tensor import TensorSpec
 from quark.numerics.granularity import Granularity
 from quark.observers.registry import SEARCHES
 from quark.torch.observer import ObserverBase, SearchObserver
@@ -17,7 +18,6 @@ from quark.torch.stage import Stage, Stages
 
 WORDS = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
 ROLES: dict[str, Role] = {"weight": "weight", "bias": "bias"}
-SECOND = " (second stage)"
 
 
 def tensor_name(layer: str, slot: str) -> str:
@@ -30,24 +30,26 @@ def on_axis(stage: Stage, granularity: Granularity) -> Stage:
     return Stage(replace(stage.spec, granularity=granularity), stage.observer)
 
 
-def rows_of(
-    name: str, role: Role, stages: Stages, reason: str, group: str = "", readers: frozenset[str] | None = None
-) -> Iterable[TensorPlan]:
-    """The rows of a tensor, one per stage."""
-    for number, stage in enumerate(stages):
-        key = name + SECOND * number
-        yield TensorPlan(key, role, stage.spec, reason, group or key, readers=readers, observer=stage.observer)
+def put(plan: Plan, name: str, role: Role, stages: Stages, reason: str) -> None:
+    """Write the row of a tensor into the plan; none where no stage quantizes it."""
+    if stages:
+        first, *later = (stage.spec for stage in stages)
+        spec = replace(first, second=later[0]) if later else first
+        plan.put(TensorPlan(name, role, spec, reason, name, observer=tuple(stage.observer for stage in stages)))
 
 
 def stages_in(plan: Plan, name: str) -> Stages:
     """What a plan does to a tensor, first to last; empty: it stays float."""
-    rows = (plan.tensors.get(name + SECOND * number) for number in range(2))
-    return tuple(Stage(row.spec, observer_of(row)) for row in rows if row is not None)
+    row = plan.tensors.get(name)
+    if row is None:
+        return ()
+    specs = [row.spec.first, *([] if row.spec.second is None else [row.spec.second])]
+    return tuple(Stage(spec, observer_of(spec, one)) for spec, one in zip(specs, (*row.observer, "", ""), strict=False))
 
 
-def observer_of(row: TensorPlan) -> type[ObserverBase]:
+def observer_of(spec: TensorSpec, observer: Any) -> type[ObserverBase]:
     """The class that finds the range: the row's, or that of the method where somebody has changed the spec."""
-    found = ObserverBase.registry.get(row.observer) if isinstance(row.observer, str) else row.observer
-    if found is not None and found.told(row.spec) == row.spec:
+    found = ObserverBase.registry.get(observer) if isinstance(observer, str) else observer
+    if found is not None and found.told(spec) == spec:
         return found
-    return SearchObserver if row.spec.method in SEARCHES else ObserverBase.registry[row.spec.method]
+    return SearchObserver if spec.method in SEARCHES else ObserverBase.registry[spec.method]

@@ -72,7 +72,6 @@ from quark.torch.files.tuned import set_scales, tuned_weights
 from quark.torch.files.verified import Expected, expected, reading
 from quark.torch.layouts import tell_layouts
 from quark.torch.matching import weights_in_groups
-from quark.torch.plan_rows import SECOND
 from quark.torch.shared_scales import has_tensor_scale, share
 
 log = logging.getLogger(__name__)
@@ -431,7 +430,7 @@ def jobs_of(
     for file in checkpoint.files:
         own = {name: stored for name, stored in decision.tensors.items() if stored.file == file}
         weights = {name: every[name] for key in own if key in every for name in (key, *groups.get(key, ()))}
-        kept = {name: row for name, row in decision.found.plan.tensors.items() if name.removesuffix(SECOND) in weights}
+        kept = {name: row for name, row in decision.found.plan.tensors.items() if name in weights}
         jobs.append(FileJob(checkpoint.folder, goal, file, own, Plan(kept), weights, pack_method, device))
     return jobs
 

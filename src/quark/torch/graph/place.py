@@ -12,6 +12,7 @@ Layers are called as in the model (``features.3.squeeze``), operators by the mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -37,7 +38,7 @@ from quark.torch.matching import (
     find_candidates,
     is_excluded,
 )
-from quark.torch.plan_rows import ROLES, rows_of, tensor_name
+from quark.torch.plan_rows import ROLES, put, tensor_name
 from quark.torch.quantized_layer import OWN
 from quark.torch.stage import Stages
 
@@ -130,8 +131,7 @@ def put_constants(plan: Plan, unit: Pattern) -> None:
     layer, kind = unit.candidate, operator(unit.start) or type(unit.candidate.module).__name__
     plan.nodes[layer.name] = NodePlan(layer.name, kind, any(unit.stages.values()), unit.reason)
     for slot in OWN if layer.kind is not OPERATOR else ():
-        for row in rows_of(tensor_name(layer.name, slot), ROLES[slot], unit.stages.get(slot, ()), unit.reason):
-            plan.put(row)
+        put(plan, tensor_name(layer.name, slot), ROLES[slot], unit.stages.get(slot, ()), unit.reason)
 
 
 def activations(plan: Plan, units: list[Pattern], names: Mapping[Node, str], floats: LeftFloat) -> dict[str, Spot]:
@@ -154,8 +154,8 @@ def activations(plan: Plan, units: list[Pattern], names: Mapping[Node, str], flo
         group = groups.setdefault(first.get(key, key), name)
         alone = frozenset(names[reader] for reader in readers) or None
         reason = reasons[readers[0] if readers else tensor]
-        for row in rows_of(name, "activation", stages, reason, group, alone):
-            plan.put(row)
+        put(plan, name, "activation", stages, reason)
+        plan.put(replace(plan.tensors[name], group=group, readers=alone))
         spots[name] = Spot(tensor, tuple(readers))
     return spots
 
