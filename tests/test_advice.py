@@ -105,6 +105,8 @@ def test_a_larger_file_ends_in_a_smaller_one_or_in_the_float_model(tmp_path: Pat
     text = f"g (float[N, 64] x) => (float[N, 64] y) {{ t0 = MatMul(x, w) {chain} y = Relu(t60) }}"
     more = ["-p", "A8W8", "--set", "QuantizeAllOpTypes=true"]
     line = advised([*written(tmp_path, text, w=weights()["w"]), *more], "times smaller)", capsys)
+    choice = verdicts._weights_only(verdicts.Choice("A8W8_CPU", {"TuneSpeed": True, "Percentile": 99}))
+    assert choice.options == {"Percentile": 99, "WeightsOnly": True}, "forms are timed on samples, which weights lack"
     sizes = [(tmp_path / name).stat().st_size for name in ("m.onnx", "q.onnx")]
     assert sizes[1] > sizes[0] and "PrintSummary" not in line
     assert run_again(line) == 0

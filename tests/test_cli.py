@@ -388,6 +388,11 @@ def test_compare_ends_with_a_verdict_and_holds_to_a_bound(
         assert main([*words, "--fail-under", bound]) == 3
         told = capsys.readouterr().err
         assert f"--fail-under {bound}" in told and said in told
+    assert main([*words, "--fail-slower"]) == 0
+    monkeypatch.setattr("quark.onnx.compare.pace_of", lambda *_: {"float": 1.0, "quantized": 2.0})
+    capsys.readouterr()
+    assert main([*words, "--fail-slower"]) == 3
+    assert "--fail-slower: 0.50 times as fast as float here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("order", [("good", "broken"), ("broken", "good")])

@@ -12,6 +12,7 @@ import pytest
 from tests.onnx_flow import models
 from tests.onnx_flow.wrapped import DRESSES
 
+from quark.config.plan import Plan
 from quark.config.plan_diff import read_plan
 from quark.errors import ConfigError
 from quark.onnx import Config, ModelQuantizer, get_default_config, tuned_speed
@@ -43,10 +44,10 @@ DIVISIONS = (tuned_speed.INTEGERS, tuned_speed.TABLE, tuned_speed.KERNELS, tuned
 FEEDS = [{"x": models.normal(1, 3, 16, 16, seed=seed)} for seed in range(4)]
 
 
-def made(**options: Any) -> Result:
+def made(plan: Plan | None = None, **options: Any) -> Result:
     config = get_default_config("A8W8_CPU")
     config.extra_options |= {"PrintSummary": False, **options}
-    return ModelQuantizer(Config(global_quant_config=config)).run(net(), None, FEEDS)
+    return ModelQuantizer(Config(global_quant_config=config)).run(net(), None, FEEDS, plan=plan)
 
 
 def fastest(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
@@ -121,6 +122,7 @@ def test_the_plan_says_what_was_measured_where(monkeypatch: pytest.MonkeyPatch, 
     assert set(told["milliseconds"]) == set(DIVISIONS)
     [line] = [one.refused[0] for one in result.passes if one.name == "tune_speed"]
     assert told["processor"] in line and "good for" in line
+    assert made(result.plan).plan.tuned == told, "who carries a plan out says where its decisions were measured"
 
 
 def test_a_resumed_job_does_not_time_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

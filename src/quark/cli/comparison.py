@@ -11,10 +11,11 @@ from typing import Any
 import typer
 
 from quark.cli.output import print_json, say, show, write_lines, write_page
+from quark.cli.quantization import demanded
 from quark.cli.requests import Compare
 from quark.cli.source_options import source_words
 from quark.cli.sources import feeds
-from quark.cli.verdicts import FAILED, Subject, judge_all, parse_bound, remedies
+from quark.cli.verdicts import FAILED, Subject, judge_all, remedies
 from quark.dataclass import dataclass
 from quark.onnx.causes import SAMPLES, Causes, causes, with_causes
 from quark.onnx.compare import TIMED, Checks, Comparison, compare
@@ -41,9 +42,9 @@ def run(request: Compare) -> None:
     """Compare, and tell on standard output; the verdict comes last.
 
     Raises:
-        typer.Exit: with the code 3, a bound that is not met.
+        typer.Exit: with the code 3, a demand that is not met.
     """
-    bound, report = parse_bound(request.fail_under) if request.fail_under else None, request.report
+    demands, report = demanded(request.fail_under, request.fail_slower), request.report
     samples = feeds(request.model, request.source, made=request.quantized[0])
     found = [_compared(request, path, samples, report is not None) for path in request.quantized]
     if report:
@@ -61,7 +62,7 @@ def run(request: Compare) -> None:
         show(output_table(one.comparison))
         show(layer_table(one.comparison))
         write_lines(one.verdict.words())
-    missed = [(one, failure) for one in found if bound is not None and (failure := bound.failure(one.comparison))]
+    missed = [(one, failure) for one in found for failure in demands.failures(one.comparison)]
     for one, failure in missed:
         say(f"{one.path}: {failure}" if several else failure)
     if missed:

@@ -74,12 +74,12 @@ class Demands:
         if name is not None and not measured:
             raise DataError(f"{name} compares both models on samples: give --data or --eval-data, and no --no-check")
 
-    def failures(self, check: Check | None) -> list[str]:
+    def failures(self, found: Comparison | None) -> list[str]:
         """What is not met, a sentence each."""
-        if check is None:
+        if found is None:
             return []
-        below = [self.bound.failure(check.comparison)] if self.bound else []
-        seconds = check.comparison.seconds
+        below = [self.bound.failure(found)] if self.bound else []
+        seconds = found.seconds
         ratio = seconds[FLOAT] / seconds[QUANTIZED]
         slow = self.not_slower and ratio < 1 - SAME
         return [*filter(None, below), *([f"--fail-slower: {ratio:.2f} times as fast as float here"] if slow else [])]
@@ -142,7 +142,7 @@ def run(request: Quantize) -> None:
         _tell(request, settings, result, done)
         say(f"Wrote {request.output} in {seconds:.1f} s." + (f" Report: {report}" if report and done else ""))
         write_lines(verdict.words())
-    if failures := demands.failures(done):
+    if failures := demands.failures(done.comparison if done else None):
         say("\n".join(failures))
         raise typer.Exit(FAILED)
 

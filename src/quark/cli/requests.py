@@ -244,6 +244,7 @@ class Compare(WithOperators):
     ]
     report: ReportPath = None
     fail_under: FailUnder = None
+    fail_slower: FailSlower = False
     overwrite: Overwrite = False
     json: Json = False
     source: SampleSource = field(default_factory=SampleSource)

@@ -117,7 +117,7 @@ def run_search(request: SearchRequest) -> None:
     verdict = plan_verdict(found, wanted, _following(request, wanted), lines, again)
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
     write_both(found, wanted, request.model, verdict, write)
-    tell_plan(found, wanted, request.model, verdict, demands.failures(check))
+    tell_plan(found, wanted, request.model, verdict, demands.failures(check.comparison if check else None))
 
 
 def _times_layers(request: SearchRequest, values: Mapping[str, Any]) -> bool:

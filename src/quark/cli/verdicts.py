@@ -289,7 +289,9 @@ def _smaller(subject: Subject) -> str:
 
 
 def _weights_only(choice: Choice) -> Choice:
-    return replace(choice, options={**choice.options, "WeightsOnly": True})
+    """Without the timing of forms, which weights have no share in, and which needs samples."""
+    options = {name: value for name, value in choice.options.items() if name != "TuneSpeed"}
+    return replace(choice, options={**options, "WeightsOnly": True})
 
 
 def _fast_forms(choice: Choice) -> bool:

@@ -56,6 +56,7 @@ def follow(model: ir.Model, decided: Plan, job: Job) -> Plan:
     left = {name: REASON for name in decided.tensors if name not in tensors}
     floats = {name: why for name, why in decided.floats.items() if name not in tensors} | left
     plan = Plan({**kept, **tensors}, _nodes(model, decided, left), list(decided.proposals), floats)
+    plan.tuned = decided.tuned or given.tuned
     for name, node in given.nodes.items():
         if node.quantized not in (decided.nodes[name].quantized, plan.nodes[name].quantized):
             refuse(name, "lines of nodes only explain, and its tensors say the opposite: change these")
