@@ -68,6 +68,8 @@ def values_beside(name: str, value: Any) -> list[Any]:
         return [value * 2 or 2, value - 1 if value > 1 else 1 - value]
     if isinstance(value, str) and "act" in name:
         return [one for one in FUNCTIONS if one != value]
+    if value is None and "bidirectional" in name:
+        return [True, "all"]
     return [2.0] if value is None and any(part in name for part in ("clip", "cap", "factor", "scal")) else []
 
 

@@ -2,8 +2,9 @@
 
 To codes of 8 bits in blocks of 32 (``Q8_0``; float16 scales) or 256 numbers (``Q8_K``; scales by the number of largest
 magnitude), or to float16 where the weight is. GELU is that of tanh, whichever a network has, from a table of float16,
-and the two bounds of YaRN are whole numbers (``truncate``, which gpt-oss has not). A model that does the same answers
-as llama.cpp does, but for numbers that lie between two codes and fall the other way by a last bit.
+the two bounds of YaRN are whole numbers (``truncate``, which gpt-oss has not), and norms of Qwen2-VL have no epsilon. A
+model that does the same answers as llama.cpp does, but for numbers that lie between two codes and fall the other way by
+a last bit.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def compute_as_llama(model: nn.Module, kinds: Mapping[str, str]) -> None:
         if kind != "F32":
             model.get_submodule(name).register_forward_pre_hook(rounds(ROUNDINGS[kind]))
     for module in model.modules():
+        if "Qwen2VLRMSNorm" in type(module).__name__ or "Qwen2_5_VLRMSNorm" in type(module).__name__:
+            module.variance_epsilon = 0.0
         if "GELU" in type(module).__name__.upper():
             module.register_forward_hook(looked_up)
         config: Any = copy.deepcopy(getattr(module, "config", None))

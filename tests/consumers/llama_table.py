@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,10 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1}
 FOURTH = {"num_hidden_layers": 4, "layer_types": [SLIDING, SLIDING, SLIDING, FULL]}
 DELTA = {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + [FULL], "linear_num_value_heads": 8}
+LLAMA4: dict[str, Any] = {
+        "num_hidden_layers": 4, "layer_types": ["chunked_attention"] * 3 + [FULL], "attention_chunk_size": 8192,
+        "no_rope_layers": [1, 1, 1, 0], "moe_layers": None,
+    }  # fmt: skip
 SLIDES: dict[str, Any] = {"num_hidden_layers": 6, "layer_types": [SLIDING, SLIDING, FULL] * 2}
 AS_PUBLISHED: dict[str, dict[str, Any]] = {  # where the class's defaults made small are no model that is published
     "cohere2": FOURTH,
@@ -60,17 +64,15 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {  # where the class's defaults made s
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 256},
     "exaone_moe": {**FOURTH, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     "afmoe": {**FOURTH, "mup_enabled": True},
-    "llama4_text": {
-        "num_hidden_layers": 4, "layer_types": ["chunked_attention"] * 3 + [FULL], "attention_chunk_size": 8192,
-        "no_rope_layers": [1, 1, 1, 0], "moe_layers": None,
-    },
+    **dict.fromkeys(("llama4", "llama4_text"), LLAMA4),
     "gemma4_text": {**SLIDES, "sliding_window": 16, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
     "nemotron_h": {"layer_types": ["linear_attention", "moe", FULL, "moe"], "time_step_min": 1e-9},
+    "qwen2_vl_text": {"rms_norm_eps": 1e-6},
+    "qwen2_5_vl_text": {"rms_norm_eps": 1e-6},
     "lfm2": {"layer_types": ["conv", FULL]},
     "lfm2_moe": {"layer_types": ["conv", FULL]},
     "qwen3_next": DELTA,
-    "qwen3_5_text": DELTA,
-    "qwen3_5_moe_text": DELTA,
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"), DELTA),
     "deepseek_v3": {
         "n_group": 2, "q_lora_rank": 256, "kv_lora_rank": 256,
         "rope_parameters": {**YARN, "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0},
@@ -110,6 +112,9 @@ configuration is changed in turn by `tests/consumers/llama_entries.py`: llama.cp
 `nemotron_h` is asked with a `time_step_min` of 1e-9: transformers has that least step in a text but not in the words
 that follow, llama.cpp nowhere (the published 0.001: 0.0002 to 0.0009).
 
+Of a model that sees or hears the file holds the language model, and both are asked a text (`gemma3`, `llava`); norms of
+Qwen2-VL have no epsilon in llama.cpp, so that it is refused above 1e-6 (0.0003, second number).
+
 Of words that follow none that ends a text is taken there, so a model whose likeliest next word is `<|endoftext|>` goes
 on with others (`mamba2`).
 """
@@ -129,10 +134,11 @@ def main() -> None:
     import tiny
 
     widen(tiny)
-    from quark.torch.export.gguf_table import ARCHITECTURES
+    from quark.torch.export.gguf_table import ARCHITECTURES, DECODERS
 
     types = dict(tiny.model_types())
-    decoders = [name for name, row in sorted(ARCHITECTURES.items()) if name in types and not row.encoder]
+    decoders = [name for name in sorted(DECODERS) if ends_in_words(types, name)]
+    decoders += [name for name in types if name not in ARCHITECTURES and within(name) in DECODERS]
     wanted = given.types.split(",") if given.types else decoders
     kept = json.loads(given.keep.read_text()) if given.keep and given.keep.exists() else {}
     found = {}
@@ -145,6 +151,26 @@ def main() -> None:
         PAGE.write_text(page(found, given.judge), encoding="utf-8")
 
 
+def ends_in_words(types: Mapping[str, str], name: str) -> bool:
+    """Whether a class of transformers that is no part of a larger one makes logits of a model type."""
+    return "Text" not in types.get(name, "Text") and name in types
+
+
+def within(name: str) -> str:
+    """The model type of the language model in a larger one; empty: none."""
+    from transformers import CONFIG_MAPPING
+
+    from quark.torch.export.language_part import UNSCALED
+
+    try:
+        config = CONFIG_MAPPING[name]()
+        text = config.get_text_config(decoder=True)
+    except Exception:  # configurations without defaults raise what they will
+        return ""
+    alone = text is config or config.is_encoder_decoder or name in UNSCALED
+    return "" if alone else str(text.model_type)
+
+
 def widen(tiny: Any) -> None:
     """Models of ``tiny`` with rows that blocks of 256 divide, and room for a tokenizer."""
     rows = [
@@ -154,8 +180,19 @@ def widen(tiny: Any) -> None:
     tiny.PATTERNS = [(re.compile(rf"(.*_)?({words.replace(' ', '|')})"), size) for words, size in rows]
     tiny.HIDDEN, tiny.INNER, tiny.HEAD = (WIDER[size] for size in (tiny.HIDDEN, tiny.INNER, tiny.HEAD))
     tiny.ABSENT |= {"head_dim": tiny.HEAD, "vocab_size": VOCABULARY}
-    plain = tiny.tiny_config
+    within, plain = tiny.entry, tiny.tiny_config
+    tiny.entry = lambda name, value, sees: published(within(name, value, sees))
     tiny.tiny_config = lambda name, cls, more: plain(name, cls, {**AS_PUBLISHED.get(name, {}), **more})
+
+
+def published(value: Any) -> Any:
+    """An entry of a configuration; one of the language model within as its kind is published."""
+    return {**value, **AS_PUBLISHED.get(value["model_type"], {})} if model_type_in(value) else value
+
+
+def model_type_in(value: Any) -> bool:
+    """Whether an entry is a configuration."""
+    return isinstance(value, dict) and "model_type" in value
 
 
 def add_tokenizer(folder: Path) -> None:

@@ -150,3 +150,30 @@ def test_what_reads_float_folders_says_of_a_quantized_one_what_takes_it(
     (tmp_path / "q" / "config.json").write_text(json.dumps(config))
     assert main(["torch", "plan", folder, "-s", "ptpc_int8"]) == 1
     assert "unknown quant_method 'gptk'. Did you mean 'gptq'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ("text", "is 'text', and must be an object"),
+        ({"quant_method": 5}, "unknown quant_method"),
+        ({"bits": 4}, "None"),
+    ],
+)
+def test_every_command_refuses_what_names_no_method(
+    entry: Any, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama(**SIZES).save_pretrained(tmp_path / "f")
+    config = json.loads((tmp_path / "f" / "config.json").read_text())
+    (tmp_path / "f" / "config.json").write_text(json.dumps({**config, "quantization_config": entry}))
+    folder, output = str(tmp_path / "f"), ["-o", str(tmp_path / "out")]
+    for words in (
+        ["plan", folder, "-s", "ptpc_int8"],
+        ["explain", folder, "lm_head", "-s", "ptpc_int8"],
+        ["quantize", folder, "-s", "ptpc_int8", *output],
+        ["quantize-files", folder, "-s", "ptpc_int8", *output],
+        ["convert", folder, "--format", "quark", *output],
+    ):
+        assert main(["torch", *words]) == 1
+        assert sentence in capsys.readouterr().err, words
+    assert not (tmp_path / "out").exists()

@@ -27,9 +27,17 @@ CODES = re.compile(r"\.(qweight|weight_packed|weight_scale|weight_scale_inv|weig
 
 
 def said_in(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What ``config.json`` says about quantization; None: nothing."""
+    """What ``config.json`` says about quantization; None: nothing.
+
+    Raises:
+        ConfigError: it says something that is no description.
+    """
     parts = (config, *(part for part in config.values() if isinstance(part, dict)))
-    return next((part[key] for part in parts for key in ENTRIES if isinstance(part.get(key), dict) and part[key]), None)
+    for key, said in ((key, part[key]) for part in parts for key in ENTRIES if part.get(key)):
+        if not isinstance(said, dict):
+            raise ConfigError(f"{key} of config.json is {said!r:.60}, and must be an object that names a quant_method")
+        return said
+    return None
 
 
 def silent(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ import torch
 
 from quark.errors import ConfigError
 from quark.torch.export.gguf_architectures import add_numbers, architecture_of, read_of
+from quark.torch.export.gguf_table import DECODERS
+from quark.torch.export.language_part import language_part
 
 LLAMAS = ("mistral", "ministral", "helium")  # whose networks are Llama's, which their files are read as
 TIED = ("falcon", "bloom")  # whose heads are always read as tied
@@ -40,6 +42,7 @@ def check_gguf(model: Any) -> None:
     """
     from transformers import AutoModelForCausalLM
 
+    model = language_part(model, DECODERS)
     config = model.config
     try:
         read = config_read(config)

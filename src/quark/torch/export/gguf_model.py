@@ -34,9 +34,11 @@ from quark.torch.export.gguf_architectures import (
     slides,
 )
 from quark.torch.export.gguf_row import Architecture
+from quark.torch.export.gguf_table import DECODERS
 from quark.torch.export.gguf_tensors import FileLoss, GGUFTensor, entries_of
 from quark.torch.export.gguf_types import FLOATS, TYPES, GGUFTarget, check_types
 from quark.torch.export.gguf_vocabulary import add_vocabulary
+from quark.torch.export.language_part import language_part
 from quark.torch.export.model_files import check_merged
 from quark.torch.export.original import names_of as outside_names
 from quark.torch.export.state import own_tensors
@@ -68,7 +70,8 @@ def export_gguf(
     Args:
         model: of transformers; quantized, or float with ``weight_type``.
         output_dir: made if it is not there.
-        model_type: a key of ``ARCHITECTURES``, such as "llama", "qwen3_moe" or "gpt_oss".
+        model_type: a key of ``ARCHITECTURES``, such as "llama", "qwen3_moe" or "gpt_oss", or a model type whose
+            language model has one ("gemma3", "llava"): the file holds that alone.
         tokenizer_path: folder with ``tokenizer.model`` or ``tokenizer.json``.
         weight_type: GGML type of all linear layers that are quantized (of a float model: of all but the output),
             rounded from their values; None: that of their scheme.
@@ -85,7 +88,7 @@ def export_gguf(
         ConfigError: a type or scheme that GGUF does not have; the tensor is named.
         ModelError: another architecture, a tokenizer that does not fit, rotations or branches that GGUF does not hold.
     """
-    row, types = architecture_of(model_type), dict(layer_types or {})
+    types, whole = dict(layer_types or {}), model
     for name, value, allowed in (
         ("float_type", float_type, FLOATS),
         *(("weight_type", kind or "F16", TYPES) for kind in (weight_type, *types.values())),
@@ -95,9 +98,13 @@ def export_gguf(
     check_merged(model)
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", None) != model_type:
+        architecture_of(model_type)
         raise ModelError(f"the model is {getattr(config, 'model_type', None)!r}, not {model_type!r}")
+    model = language_part(model, DECODERS)
+    config = model.config
+    row = architecture_of(config.model_type)
     check_network(config, row)
-    warn_of(model, config, row)
+    warn_of(whole, model, row)
     target = Path(output_dir) / f"{model_type}.gguf"
     if target.exists():
         raise ConfigError(f"{str(target)!r} already exists; delete it, or export to another folder")
@@ -134,21 +141,30 @@ def check_before(model: nn.Module, wanted: QConfig, folder: Path) -> None:
     """
     import gguf
 
+    whole, model = model, language_part(model, DECODERS)
     config: Any = model.config
     row = architecture_of(config.model_type)
     check_network(config, row)
     nowhere = gguf.GGUFWriter(None, row.name)  # a file is opened with its header only
     add_numbers(nowhere, config, row)
     add_vocabulary(nowhere, folder, config.vocab_size, config.model_type)
-    check_types(model, wanted, tensors_of(model, row), target_of(model, row, None, {}, FLOAT))
+    check_types(model, whole, wanted, tensors_of(model, row), target_of(model, row, None, {}, FLOAT))
 
 
-def warn_of(model: nn.Module, config: Any, row: Architecture) -> None:
-    """Name what llama.cpp does otherwise."""
+def warn_of(whole: nn.Module, model: nn.Module, row: Architecture) -> None:
+    """Name what llama.cpp does otherwise with a model that is the language model of a whole one, or that itself."""
+    config: Any = model.config
+    own = {id(value) for value in model.parameters()}
+    beside = {".".join(name.split(".")[:2]) for name, value in whole.named_parameters() if id(value) not in own}
     if any(slot == "input_tensors" for _, layer in quantized_layers(model) for slot, _ in layer.quantizers()):
         log.warning("GGUF holds no quantized activations: llama.cpp computes with its own")
     if left := sorted(name for name, _ in model.named_parameters() if name.startswith(row.left)):
         log.warning("llama.cpp does not compute with %s; the file is without them", ", ".join(left))
+    if beside:
+        log.warning(
+            "the file holds the language model alone, without %s: llama.cpp has those in a file of their own (mmproj)",
+            ", ".join(sorted(beside)),
+        )
     if slides(config) and not row.window:
         log.warning(
             "llama.cpp has no sliding window in %r: beyond %d tokens, which the file tells as its longest text, it "

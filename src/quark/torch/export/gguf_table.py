@@ -20,13 +20,14 @@ from quark.torch.export.gguf_numbers import (
 from quark.torch.export.gguf_row import Architecture
 from quark.torch.export.gguf_states import EPS, MOE, SHARED, STATES
 
-BIASES = (  # keys with which layers have biases
+BIASES = (  # keys with which layers have biases, or see what follows
     "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "bias", "conv_bias", "use_conv_bias",
-    "mamba_conv_bias", "mamba_proj_bias",
+    "mamba_conv_bias", "mamba_proj_bias", "projectors_bias", "use_bidirectional_attention",
 )  # fmt: skip
 HEAD_SIZES = ("add_key_length", "add_value_length", "add_rope_dimension_count")
 LATENT = {"q_lora_rank": "add_q_lora_rank", "kv_lora_rank": "add_kv_lora_rank"}  # attention of DeepSeek
 GELU = ("gelu_pytorch_tanh",)
+SECTIONS = {"add_rope_dimension_sections": lambda config: [*config.rope_parameters["mrope_section"], 0]}
 NOT_CAUSAL = {"add_causal_attention": False}
 BERT = Architecture(
     "bert",
@@ -45,13 +46,18 @@ ARCHITECTURES = {
     "qwen2_moe": Architecture("qwen2moe", expert_length="moe_intermediate_size", fixed={"norm_topk_prob": False}),
     "qwen3": Architecture("qwen3"),
     "qwen3_moe": Architecture("qwen3moe", expert_length="moe_intermediate_size", fixed={"norm_topk_prob": True}),
+    "qwen2_vl_text": Architecture("qwen2vl", small_eps=EPS, derived=SECTIONS),
+    "qwen2_5_vl_text": Architecture("qwen2vl", small_eps=EPS, derived=SECTIONS),
+    "qwen3_vl_text": Architecture("qwen3vl", derived=SECTIONS),
+    "qwen3_vl_moe_text": Architecture(
+        "qwen3vlmoe", expert_length=MOE, fixed={"norm_topk_prob": True}, derived=SECTIONS
+    ),
     "gemma": Architecture("gemma", shifted=True, activations=GELU),
     "gemma2": Architecture("gemma2", shifted=True, window=True, activations=GELU, period=2),
-    "gemma3_text": Architecture(
-        "gemma3", fixed={"use_bidirectional_attention": False}, shifted=True, window=True, activations=GELU, period=6
-    ),
+    "gemma3_text": Architecture("gemma3", shifted=True, window=True, activations=GELU, period=6),
     "gemma4_text": Architecture(
         "gemma4",
+        biases=("use_bidirectional_attention",),  # "vision": among the numbers of a picture
         also="qwen3moe",  # names of experts
         expert_length=MOE,
         numbers={"top_k_experts": "add_expert_used_count"},
@@ -306,6 +312,7 @@ ARCHITECTURES = {
     ),
     **STATES,
 }
+DECODERS = [name for name, row in ARCHITECTURES.items() if not row.encoder]
 # key of config.json → method of GGUFWriter; the first key that is there counts
 NUMBERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("hidden_size",), "add_embedding_length"),

@@ -192,13 +192,18 @@ def check_alike(name: str, kinds: Collection[str]) -> None:
 
 
 def check_types(
-    model: nn.Module, config: QConfig, tensors: Iterable[tuple[str, torch.Tensor]], choice: GGUFTarget
+    model: nn.Module,
+    whole: nn.Module,
+    config: QConfig,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    choice: GGUFTarget,
 ) -> None:
     """Refuse, before any work, tensors that a file has no name or no type for.
 
     Args:
         model: float; its tensors need no values, its experts are taken apart.
-        config: how it will be quantized.
+        whole: the model that it is a part of, or itself.
+        config: how the whole will be quantized.
         tensors: of the model that go into the file.
         choice: what the file is to be made of.
 
@@ -206,7 +211,8 @@ def check_types(
         ConfigError: a scheme that no type holds, rows that its blocks do not divide, experts of several types.
         ModelError: a tensor without a name.
     """
-    coded = {f"{item.layer.name}.weight": item for item in match(model, config, skeleton=True).quantized}
+    items = {item.layer.module: item for item in match(whole, config, skeleton=True).quantized}
+    coded = {f"{name}.weight": items[module] for name, module in model.named_modules() if module in items}
     kinds: dict[str, set[str]] = {}
     for name, value in tensors:
         target, shape = file_names(name, choice)[0], tuple(value.shape)
