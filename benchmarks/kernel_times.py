@@ -11,7 +11,8 @@ integer kernel pays for the pairs around it. The times of a kind are then writte
 
 by least squares of the relative errors, no part below 0; the elements are those of the larger of input and output, for
 convolutions of images (up to 4 channels), and those that make less than 16 channels, the rows of pixels that are copied
-one by one, a kernel's rows for each place, and for those of volumes what the kernel covers at each place. Kernels
+one by one, a kernel's rows for each place, and for those of volumes what the kernel covers at each place, in float of
+each channel, in integers of all channels of a group at once. Kernels
 compute 16 channels at a time: the products of convolutions of pictures are those of whole groups of 16. Depthwise
 convolutions of channels that are a multiple of 8, and of none, have rows of their own.
 For an LSTM they are the gates that are computed; its integer form is DynamicQuantizeLSTM.
@@ -82,6 +83,11 @@ def samples() -> Iterator[Sample]:
                 yield _conv(channels, made, size, kernel, 1, stride, 3)
             if kernel > 1:
                 yield _conv(channels, channels, size, kernel, channels, stride, 3)
+    for read, made, size in itertools.product((1, 2, 3, 4, 6, 32), (8, 16, 64), (8, 16, 24)):
+        yield _conv(read, made, size, 3, 1, 1, 3)
+        yield _conv(read, made, size, 3, 1, 2, 3)
+    for channels, size, group in itertools.product((16, 32, 64), (8, 12), (2, 4, 8)):
+        yield _conv(channels, channels, size, 3, group, 1, 3)
     for channels, size, kernel in itertools.product((16, 32, 64, 128, 256), (32, 128, 512, 2048), (3, 5, 9)):
         if channels * size <= 2**17:
             yield _conv(channels, channels, size, kernel, 1, 1, 1)
@@ -336,11 +342,12 @@ def border_times(one: Sample, folder: Path) -> tuple[float, ...]:
     return quantize, dequantize, quantize + layout, dequantize + layout
 
 
-def elements(one: Sample, outputs: int = 0) -> int:
-    """Elements of the largest tensor that is computed."""
+def elements(one: Sample, outputs: int = 0, integers: bool = False) -> int:
+    """Elements of the largest tensor that is computed, or how often a convolution copies."""
     read = [int(np.prod(shape)) for shape in one.inputs]
     if one.kind in COPIED and one.weight is not None:
-        return copied(one.kind, one.weight, outputs // one.weight[0])
+        group = int(str(dict(one.attributes).get("group", 1)))
+        return copied(one.kind, one.weight, group, outputs // one.weight[0])[integers]
     if one.op_type == "LSTM" and one.weight is not None:
         return one.products // (one.weight[2] + one.weight[1] // 4)
     return max(*read, outputs, sum(read) if one.op_type == "Concat" else 0)
@@ -375,21 +382,22 @@ def measured(kinds: Sequence[str]) -> dict[tuple[str, str], list[tuple[float, in
         for one in samples():
             if kinds and one.kind not in kinds:
                 continue
-            count = elements(one, made_elements(one))
+            count, copies = (elements(one, made_elements(one), form) for form in (False, True))
             if one.kind == "BORDER":
                 times = border_times(one, Path(name))
                 for kind, each in zip(BORDERS, times, strict=True):
                     rows[kind, "integer"].append((each, count, 0))
                 continue
             rows[one.kind, "float"].append((float_time(one, Path(name)), count, one.products))
-            rows[one.kind, "integer"].append((integer_time(one, Path(name)), count, one.products))
+            rows[one.kind, "integer"].append((integer_time(one, Path(name)), copies, one.products))
     return rows
 
 
 def merged(path: Path, lines: list[list[str]]) -> list[list[str]]:
     """The rows of a table, those measured now in the place of their old ones or behind all."""
     now = {tuple(line[:2]): line for line in lines}
-    old = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[2:]]
+    told = path.read_text(encoding="utf-8").splitlines()
+    old = [line.split("\t") for line in told if not line.startswith("#")][1:]
     kept = [now.pop((line[0], line[1]), line) for line in old]
     return [*kept, *now.values()]
 

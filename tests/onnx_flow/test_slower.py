@@ -125,16 +125,30 @@ SINGLE = {
     "volume": (
         "(float[1, 3, 4, 4, 4] x) => (float[1, 5, 2, 2, 2] y) { y = Conv (x, w) }",
         (5, 3, 3, 3, 3),
-        "Conv 3D narrow",
-        8 * 27,  # places, and what the kernel covers at each
-        40 * 81,
+        "Conv 3D",
+        (8 * 27 * 3, 8 * 27),  # places, and what the kernel covers at each: in float of every channel
+        8 * 16 * 81,
     ),
     "wide volume": (
         "(float[1, 3, 4, 4, 4] x) => (float[1, 17, 2, 2, 2] y) { y = Conv (x, w) }",
         (17, 3, 3, 3, 3),
         "Conv 3D",
-        8 * 27,
-        8 * 17 * 81,
+        (8 * 27 * 3, 8 * 27),
+        8 * 32 * 81,
+    ),
+    "grouped volume": (
+        "(float[1, 4, 4, 4, 4] x) => (float[1, 16, 2, 2, 2] y) { y = Conv<group = 2> (x, w) }",
+        (16, 2, 3, 3, 3),
+        "Conv 3D",
+        (8 * 27 * 4, 8 * 27 * 2),  # in integers once for each group
+        8 * 16 * 54,
+    ),
+    "volume, place by place": (
+        "(float[1, 8, 4, 4, 4] x) => (float[1, 16, 4, 4, 4] y) { y = Conv (x, w) }",
+        (16, 8, 1, 1, 1),
+        "Conv 1x1",
+        64 * 16,
+        64 * 16 * 8,
     ),
     "depthwise volume": (
         "(float[1, 3, 4, 4, 4] x) => (float[1, 3, 2, 2, 2] y) { y = Conv<group = 3> (x, w) }",
@@ -194,7 +208,8 @@ SINGLE = {
 def test_a_node_takes_what_its_row_says(name: str) -> None:
     text, weight, kind, elements, products = SINGLE[name]
     node = loaded(f"g {text}", {"w": weight} if weight else {}).graph[0]
-    expected = [time(kind, form, elements, products) for form in ("float", "integer")]
+    counts = elements if isinstance(elements, tuple) else (elements, elements)
+    expected = [time(kind, form, each, products) for form, each in zip(("float", "integer"), counts, strict=True)]
     assert slower._node_times(node) == pytest.approx(expected)
     assert expected[0] != pytest.approx(expected[1])
 
@@ -202,6 +217,8 @@ def test_a_node_takes_what_its_row_says(name: str) -> None:
 #: Shapes of input and weight, group, microseconds in float and in integers (ONNX Runtime 1.31, AVX-512 VNNI).
 TIMED = {
     "volume of 8 channels": ((8, 16, 16, 16), (8, 8, 3, 3, 3), 1, 446, 1068),
+    "volume of 3 channels": ((3, 16, 16, 16), (32, 3, 3, 3, 3), 1, 171, 706),
+    "volume of 4 groups": ((16, 12, 12, 12), (16, 4, 3, 3, 3), 4, 255, 1038),
     "volume of 64 channels": ((64, 16, 16, 16), (64, 64, 3, 3, 3), 1, 10619, 2698),
     "picture of 8 channels": ((8, 56, 56), (8, 8, 3, 3), 1, 66, 88),
     "picture of 24 channels": ((24, 56, 56), (24, 24, 3, 3), 1, 495, 123),

@@ -58,10 +58,10 @@ _LIKE = {
     "PRelu": "LeakyRelu",
     "InstanceNormalization": "LayerNormalization",
 }
-#: Convolutions that copy what the kernel covers at each place, row by row or one by one. The time of others goes by the
-#: larger tensor.
+#: Convolutions that copy what the kernel covers at each place, row by row or, of volumes, one by one: in integers all
+#: channels of a group at once, in float each channel. The time of others goes by the larger tensor.
 _ROWS = frozenset(["Conv 1x1 narrow", "Conv image", "Conv narrow"])
-COPIED = _ROWS | {"Conv 3D", "Conv 3D depthwise", "Conv 3D narrow"}
+COPIED = _ROWS | {"Conv 3D", "Conv 3D depthwise"}
 #: Channels that kernels compute at a time.
 _TOGETHER = 16
 #: Any other: a kernel that has no integer form.
@@ -189,10 +189,11 @@ def _node_times(node: ir.Node) -> tuple[float, float]:
         return 0.0, 0.0
     elements = max(*known, sum(known[: len(read)])) if node.op_type == "Concat" else max(known)
     kind, products = _kind(node)
+    counts = (elements, elements)
     if kind in COPIED:
         shape = _sizes(node.inputs[1]) or []
-        elements = copied(kind, shape, known[-1] // shape[0])
-    times = _time(kind, "float", elements, products), _time(kind, "integer", elements, products)
+        counts = copied(kind, shape, int_attribute(node, "group", 1), known[-1] // shape[0])
+    times = _time(kind, "float", counts[0], products), _time(kind, "integer", counts[1], products)
     if node.op_type == "ConvTranspose":  # no integer kernel: the float one between conversions
         return times[0], times[0] + _time(_OTHER, "integer", elements) - _time(_OTHER, "float", elements)
     return times
@@ -216,9 +217,11 @@ def _kind(node: ir.Node) -> tuple[str, float]:
     return kind if (kind, "float") in table() else _OTHER, 0.0
 
 
-def copied(kind: str, shape: Sequence[int], places: int) -> int:
-    """What a convolution of a kind in ``COPIED`` copies, by the shape of its weight and the places of its output."""
-    return places * math.prod(shape[2:]) // (shape[-1] if kind in _ROWS else 1)
+def copied(kind: str, shape: Sequence[int], group: int, places: int) -> tuple[int, int]:
+    """How often a convolution of a kind in ``COPIED`` copies, in float and in integers, by the shape of its weight, its
+    groups and the places of its output."""
+    each = places * math.prod(shape[2:]) // (shape[-1] if kind in _ROWS else 1)
+    return (each * group * shape[1], each * group) if kind == "Conv 3D" else (each, each)
 
 
 def convolution(shape: Sequence[int], group: int, products: float) -> tuple[str, float]:
@@ -226,12 +229,12 @@ def convolution(shape: Sequence[int], group: int, products: float) -> tuple[str,
     made, read, *kernel = shape
     whole = products * (-(-made // _TOGETHER) * _TOGETHER) / made
     narrow = " narrow" if made < _TOGETHER else ""
+    if len(kernel) == 3 and math.prod(kernel) > 1:
+        return ("Conv 3D depthwise", products) if group > 1 and read == 1 else ("Conv 3D", whole)
     if group > 1 and read > 1:
         return "Conv grouped", products
     if len(kernel) == 1:
         return f"Conv 1D{' depthwise' if group > 1 else ''}", products
-    if len(kernel) == 3:
-        return f"Conv 3D{' depthwise' if group > 1 else narrow}", products
     if group > 1:
         even = next(size for size in (_TOGETHER, 8, 1) if made % size == 0)
         return "Conv depthwise" if even == _TOGETHER else f"Conv depthwise {even}", whole
