@@ -99,7 +99,7 @@ def test_an_edited_plan_of_a_graph_is_carried_out(folder: Path, tmp_path: Path) 
     """int16 for one tensor, float for a weight, a scale that is given; the rest is as it would have been."""
 
     def edit(plan: dict[str, Any]) -> None:
-        row(plan, "x")["spec"]["format"] = "int16"
+        row(plan, "x")["spec"].update(format="int16", method="percentile", settings=[["percentile", 60.0]])
         row(plan, "b")["given"] = [0.25, 0]
         without(plan, "v")
 
@@ -115,6 +115,7 @@ def test_an_edited_plan_of_a_graph_is_carried_out(folder: Path, tmp_path: Path) 
     assert stored["b_scale"] == 0.25
     before, after = (json.loads((tmp_path / f"{name}_made.json").read_text()) for name in ("same", "plan"))
     assert row(after, "w")["scale"] == row(before, "w")["scale"]
+    assert row(after, "x")["range"][1] < 0.8 * row(before, "x")["range"][1]
     assert row(after, "x")["reason"] == after["floats"]["v"] == "the plan that was given"
     assert [node["quantized"] for node in after["nodes"] if node["op_type"] == "MatMul"] == [True, False]
     options = ("--preset", "A8W8", "--plan-from", str(tmp_path / "plan_made.json"))
@@ -187,6 +188,18 @@ ONNX: dict[str, tuple[Edit, str]] = {
             second={**row(plan, "x")["spec"], "second": dict(row(plan, "x")["spec"])}
         ),
         "two stages at most",
+    ),
+    "run time": (lambda plan: row(plan, "w")["spec"].update(dynamic=True), "dynamic is for ranges at run time"),
+    "search": (
+        lambda plan: row(plan, "w")["spec"].update(method="percentile"),
+        "unknown calibration method of a tensor of the role weight 'percentile'",
+    ),
+    "setting": (lambda plan: row(plan, "x")["spec"].update(settings=[["persentile", 9]]), "unknown setting"),
+    "setting of a constant": (lambda plan: row(plan, "w")["spec"].update(settings=[["bins", 9]]), "unknown setting"),
+    "no rounding": (lambda plan: row(plan, "w")["spec"].update(rounding="even"), "unknown rounding 'even'"),
+    "rounding": (
+        lambda plan: row(plan, "x")["spec"].update(rounding="half_up"),
+        "unknown rounding in int8 of a tensor of the role activation 'half_up'",
     ),
     "learned": (lambda plan: row(plan, "x")["spec"].update(method="LSQObserver"), "LSQObserver"),
 }

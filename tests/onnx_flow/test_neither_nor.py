@@ -449,18 +449,15 @@ def test_operators_that_exist_are_those_of_onnx_of_its_runtime_and_ours() -> Non
 @pytest.mark.parametrize(("rule", "method"), [("float32", "minmax"), ("power_of_two", "mse")])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("aligned", [False, True])
-def test_a_constant_operand_is_searched_on_its_values(
-    rule: Any, method: str, own: bool, aligned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the settings of a method of ours, not with those of a user's own."""
-    settings = (("percentile", 99.0),)
-    monkeypatch.setattr(place, "BUILT_IN", () if own else ("percentile",))
-    inputs = TensorSpec("uint8", scale_rule=rule, method="percentile", settings=settings)
+def test_a_constant_operand_is_searched_on_its_values(rule: Any, method: str, own: bool, aligned: bool) -> None:
+    """With its own settings, not with those of another method, which nothing would read."""
+    settings = (("mode", "All"),)
+    inputs = TensorSpec("uint8", scale_rule=rule, method=method if own else "percentile", settings=settings)
     weight = replace(inputs, format="int8", granularity=Channel(0))
     job: Any = SimpleNamespace(options=SimpleNamespace(AlignEltwiseQuantType=aligned))
     found = place._for_operand(LayerSpec(inputs=inputs, weight=weight), job)
     assert (found.format, found.granularity) == (("uint8", inputs.granularity) if aligned else ("int8", Tensor()))
-    assert found.method == method and found.settings == (() if own else settings)
+    assert found.method == method and found.settings == (settings if own else ())
 
 
 @pytest.mark.parametrize("chosen", [False, True])

@@ -28,7 +28,7 @@ class _Spec(Schema):
     scale_rule: str
     rounding: str
     method: str
-    settings: list[tuple[str, Any]] = Field(strict=False)
+    settings: list[Annotated[tuple[str, Any], Field(strict=False)]]
     dynamic: bool
     reduced: bool
     real_zero: bool

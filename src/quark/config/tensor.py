@@ -17,6 +17,7 @@ from quark.numerics.blocks import BLOCK_RULES
 from quark.numerics.formats import FORMATS, Block, Format, Int, get_format
 from quark.numerics.ggml import GGML
 from quark.numerics.granularity import WHOLE, Granularity, Group, Tensor
+from quark.numerics.rounding import ROUNDINGS
 from quark.numerics.scales import SCALE_RULES
 from quark.observers.registry import OWN_METHODS, SEARCHES
 
@@ -63,6 +64,7 @@ class TensorSpec:
             ("data type", self.format, {**FORMATS, **GGML}),
             ("scale rule", self.scale_rule, SCALE_RULES),
             ("calibration method", self.method, {**SEARCHES, **dict.fromkeys(OWN_METHODS)}),
+            ("rounding", self.rounding, ROUNDINGS),
         ):
             check_name(kind, value, allowed)
         row = self.row

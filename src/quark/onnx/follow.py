@@ -22,15 +22,18 @@ from quark.config.job import Job
 from quark.config.plan import NodePlan, Plan, TensorPlan, refuse
 from quark.errors import ConfigError, QuarkError, unknown
 from quark.numerics.granularity import Channel, Group
-from quark.observers.registry import SEARCHES
+from quark.numerics.rounding import ROUNDINGS
+from quark.observers.registry import BUILT_IN, SEARCHES
 from quark.onnx.bodies import around
 from quark.onnx.graph.surgery import is_constant, name_of
 from quark.onnx.qdq.biases import refit
 from quark.onnx.qdq.floats import note_floats
-from quark.onnx.qdq.node_kinds import opsets_of_row
+from quark.onnx.qdq.node_kinds import opsets_of_row, roundings
 
 REASON = "the plan that was given"
 REAL = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
+#: The built-in methods by which constants are searched, on all their values.
+SEARCHES_OF_CONSTANTS = ("minmax", "mse")
 RESULTS: dict[str, Any] = {"range": None, "scale": None, "zero_point": None, "changes": ()}
 
 
@@ -101,10 +104,7 @@ def _check(row: TensorPlan, values: dict[str, ir.Value], job: Job) -> None:
         refuse(row.name, f"it holds {value.dtype}, and only float32 and float16 tensors are quantized")
     if is_constant(value) == (row.role == "activation"):
         refuse(row.name, f"it is {'a constant' if is_constant(value) else 'computed'}, so its role is not {row.role}")
-    if row.spec.method not in SEARCHES:
-        refuse(row.name, unknown("calibration method of the ONNX flow", row.spec.method, SEARCHES))
-    if row.spec.real_zero or row.spec.second is not None:
-        refuse(row.name, "real zero points and second stages are of the torch flow, and ONNX has neither")
+    _check_spec(row, job)
     granularity, shape = row.spec.granularity, value.shape
     axis = granularity.axis if isinstance(granularity, Channel | Group) and row.role != "bias" else None
     if axis is not None and shape is not None and not -len(shape) <= axis < len(shape):
@@ -118,6 +118,29 @@ def _check(row: TensorPlan, values: dict[str, ir.Value], job: Job) -> None:
         refuse(row.name, str(error))
     if row.given is not None and not all(np.isfinite(side).all() for side in row.given):
         refuse(row.name, "the scale or zero point that is given is not finite")
+
+
+def _check_spec(row: TensorPlan, job: Job) -> None:
+    """Every field of a spec is carried out: what nothing in this flow would read is refused."""
+    spec = row.spec
+    if spec.real_zero or spec.second is not None:
+        refuse(row.name, "real zero points and second stages are of the torch flow, and ONNX has neither")
+    if spec.dynamic:
+        refuse(row.name, "dynamic is for ranges at run time, and a plan is carried out by static quantization")
+    activation = row.role == "activation"
+    searches = [name for name in SEARCHES if activation or name in SEARCHES_OF_CONSTANTS or name not in BUILT_IN]
+    rounded = roundings(spec, job.options) if activation else ROUNDINGS
+    for kind, value, allowed in (
+        ("calibration method", spec.method, searches),
+        (f"rounding in {spec.format}", spec.rounding, rounded),
+    ):
+        if value not in allowed:
+            refuse(row.name, unknown(f"{kind} of a tensor of the role {row.role}", value, allowed))
+    own = ("mode",) if row.role == "weight" and spec.method == "mse" else ()
+    try:
+        SEARCHES[spec.method].check({key: value for key, value in spec.settings if key not in own})
+    except ConfigError as error:
+        refuse(row.name, str(error))
 
 
 def _check_groups(plan: Plan) -> None:

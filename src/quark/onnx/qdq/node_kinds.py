@@ -26,7 +26,7 @@ from quark.errors import ConfigError
 from quark.numerics.blocks import Block
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Group, Tensor
-from quark.operators.block_operators import BlockOperator, operator_of
+from quark.operators.block_operators import ROUNDING_MODES, BlockOperator, operator_of
 
 Kind = Literal["standard", "extended", "cast", "element", "block"]
 
@@ -133,6 +133,12 @@ def opsets_of_row(row: TensorPlan, options: Options) -> Iterator[int]:
     """The opsets that carry a row of a plan; errors as in ``opsets_of``."""
     slot = {"activation": "inputs", "weight": "weight", "bias": "bias"}[row.role]
     return opsets_of(LayerSpec(**{slot: row.spec}), options)
+
+
+def roundings(spec: TensorSpec, options: Options) -> tuple[str, ...]:
+    """How the node that quantizes an activation can round."""
+    rounds = activation_kind(spec, options) == "block" and block_operator(spec).rounds
+    return tuple(ROUNDING_MODES) if rounds else ("half_even",)
 
 
 def opsets_of(layer: LayerSpec, options: Options) -> Iterator[int]:

@@ -21,7 +21,6 @@ from quark.dataclass import dataclass
 from quark.errors import check_name
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
-from quark.observers.registry import BUILT_IN
 from quark.onnx.bodies import outside
 from quark.onnx.graph.surgery import bodies, clip_bounds, is_constant, name_of, own_copy
 from quark.onnx.qdq import (
@@ -362,8 +361,8 @@ def _for_operand(layer: LayerSpec, job: Job) -> TensorSpec:
     spec = layer.inputs or TensorSpec()
     if layer.weight is not None and not job.options.AlignEltwiseQuantType:
         spec = replace(layer.weight, granularity=Tensor())
-    method, settings = "mse" if spec.scale_rule == "power_of_two" else "minmax", spec.settings
-    return replace(spec, method=method, settings=settings if spec.method in BUILT_IN else ())
+    method = "mse" if spec.scale_rule == "power_of_two" else "minmax"
+    return replace(spec, method=method, settings=spec.settings if method == spec.method else ())
 
 
 def _for_output(spec: TensorSpec, node: ir.Node, job: Job) -> TensorSpec:
