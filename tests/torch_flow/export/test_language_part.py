@@ -25,7 +25,18 @@ from quark.torch.quantization.config.config import Int4PerGroupSpec, QConfig
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
-FAMILIES = ("gemma3", "gemma4", "llava", "mistral3", "internvl", "qwen2_audio", "qwen3_vl")
+FAMILIES = (
+    "gemma3",
+    "gemma4",
+    "llava",
+    "mistral3",
+    "internvl",
+    "qwen2_audio",
+    "qwen3_vl",
+    "glm4v_moe",
+    "hunyuan_vl",
+    "paddleocr_vl",
+)
 INT4 = layer(Int4PerGroupSpec(-1, 32, scale_type="float16"))
 
 
@@ -75,9 +86,7 @@ def test_one_that_answers_otherwise_alone_is_refused(family: str, bpe: Path, tmp
         export_gguf(model, tmp_path, family, bpe)
 
 
-@pytest.mark.parametrize(
-    ("family", "name"), [("llava", "llama"), ("qwen3_vl", "qwen3vl"), ("qwen3_vl_moe", "qwen3vlmoe")]
-)
+@pytest.mark.parametrize(("family", "name"), [("llava", "llama"), ("qwen3_vl_moe", "qwen3vlmoe"), ("glm4v", "glm4")])
 def test_a_file_holds_the_codes_of_the_language_model_and_names_what_is_left(
     family: str, name: str, bpe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture  # noqa: F811
 ) -> None:  # fmt: skip

@@ -40,6 +40,22 @@ def in_groups(count: str) -> Change:
     return lambda x, config: x.reshape(getattr(config, count), -1)
 
 
+def halves(heads: str, x: np.ndarray, config: Any) -> np.ndarray:
+    """Of each head the rows that are turned together, half of the turned ones apart; they lie side by side."""
+    found = x.reshape(getattr(config, heads), -1, *x.shape[1:])
+    part = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
+    size = int(found.shape[1] * part)
+    turned = found[:, :size].reshape(len(found), size // 2, 2, *x.shape[1:]).swapaxes(1, 2)
+    return np.concatenate([turned.reshape(found[:, :size].shape), found[:, size:]], 1).reshape(x.shape)
+
+
+HALVES = {
+    f"{name}.{slot}": partial(halves, heads)
+    for name, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads"))
+    for slot in ("weight", "bias")
+}
+
+
 def first_half(x: np.ndarray, _: Any) -> np.ndarray:
     """The first half of the rows."""
     return x[: len(x) // 2]

@@ -52,6 +52,12 @@ ARCHITECTURES = {
     "qwen3_vl_moe_text": Architecture(
         "qwen3vlmoe", expert_length=MOE, fixed={"norm_topk_prob": True}, derived=SECTIONS
     ),
+    "hunyuan_vl_text": Architecture("hunyuan_vl", derived=SECTIONS),
+    "paddleocr_vl_text": Architecture("paddleocr", derived=SECTIONS),
+    "glm4v_text": Architecture("glm4", partial=True, derived=SECTIONS, changed=changes.HALVES),
+    "glm4v_moe_text": Architecture(
+        "glm4moe", biases=("attention_bias",), partial=True, expert_length=MOE, gating="SIGMOID", derived=SECTIONS
+    ),
     "gemma": Architecture("gemma", shifted=True, activations=GELU),
     "gemma2": Architecture("gemma2", shifted=True, window=True, activations=GELU, period=2),
     "gemma3_text": Architecture("gemma3", shifted=True, window=True, activations=GELU, period=6),
