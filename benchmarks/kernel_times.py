@@ -139,6 +139,7 @@ def _light(shape: tuple[int, ...]) -> Iterator[Sample]:
     yield Sample("Reshape", "Flatten", (shape,))
     yield Sample("Slice", "Slice", (shape,))
     yield Sample("Resize", "Resize", (shape,), None, (("mode", "nearest"),))
+    yield Sample("Resize linear", "Resize", (shape,), None, (("mode", "linear"),))
     yield Sample("LayerNormalization", "LayerNormalization", (shape,), None)
     yield Sample("BORDER", "BORDER", (shape,))
 

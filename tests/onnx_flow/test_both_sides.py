@@ -90,6 +90,8 @@ def test_which_rewrites_of_the_device_a_job_has(
 def test_what_has_to_be_saved(whole: float, some: bool, expected: float) -> None:
     """Half a percent; 50 µs, of small models 5 % but a µs; those of which nothing would stay quantized: 15 µs."""
     assert slower._least(whole, some) == pytest.approx(expected)
+    least = 0.005 * whole
+    assert slower._least(whole / 10, some, 10) == pytest.approx(max(least, expected) / 10), "the same in ten parts"
 
 
 @pytest.mark.parametrize(("needed", "steps"), [(0.0, 0), (0.5, 0), (1.0, 0), (1.5, 1), (2.0, 1), (3.0, 2), (8.0, 3)])

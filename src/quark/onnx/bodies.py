@@ -18,6 +18,7 @@ from quark.config.rules import NodeInfo
 from quark.onnx.graph import model as files
 from quark.onnx.graph.surgery import bodies, is_constant
 from quark.onnx.qdq.selection import known_nodes
+from quark.onnx.qdq.slower import RUNS, runs_of
 
 CONTROL = ("If", "Loop", "Scan")
 #: What makes a body worth quantizing.
@@ -117,8 +118,10 @@ def alone(graph: ir.Graph, model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
             proto.input.append(ir.to_proto(value))
             captured.append(str(value.name))
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in model.graph.opset_imports.items()]
-    whole = onnx.helper.make_model(proto, opset_imports=imports, ir_version=model.ir_version)
-    return files.load(whole), tuple(captured)
+    whole = files.load(onnx.helper.make_model(proto, opset_imports=imports, ir_version=model.ir_version))
+    runs = next((runs_of(node) for node, _, body in graphs(model) if body is graph), 1)
+    whole.meta[RUNS] = runs * int(model.meta.get(RUNS, 1))
+    return whole, tuple(captured)
 
 
 def _captures(graph: ir.Graph) -> list[ir.Value]:

@@ -25,7 +25,7 @@ import onnx_ir as ir
 from quark.config.plan import Plan
 from quark.dataclass import dataclass
 from quark.onnx.graph.shapes import prove_shapes
-from quark.onnx.graph.surgery import int_attribute, is_constant, name_of, sole_consumer
+from quark.onnx.graph.surgery import constant_array, int_attribute, is_constant, name_of, sole_consumer
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_rules import FUSED_PRODUCERS
 from quark.search.min_cut import FOREVER, labels
@@ -39,6 +39,8 @@ LEAST_PART, LEAST_TIME, LARGER_PART, LEAST_OF_GROUP = 0.005, 50.0, 0.05, 0.0002
 #: The same, where nothing would be left in integers: the smallest models are tried for what quantization does to them.
 LEAST_OF_ALL = 15.0
 FREE = 64
+#: Key of a model's ``meta``: how often it runs in an inference, where it is the body of a Loop or Scan.
+RUNS = "quark.runs"
 #: The same for both sides of a picture that is an input of the model: of 64 x 64 a detector's last layers would see
 #: 2 x 2, and stay float.
 SIDE = 256
@@ -101,6 +103,7 @@ def faster_in_float(
         beside: whether other layers, which are not chosen here, are quantized.
     """
     if (sized := _sized(model)) is not model:
+        sized.meta[RUNS] = model.meta.get(RUNS, 1)
         of = dict(zip(model.graph, sized.graph, strict=True))
         asked = {of[node] for node in fixed}
         left = faster_in_float(sized, (of[node] for node in chosen), asked, seconds, beside)
@@ -119,7 +122,7 @@ def faster_in_float(
         saved = _total(units, tensors, with_group) - _total(units, tensors, integer)
         if saved < max(LEAST_OF_GROUP * whole, 0.2):
             integer = with_group
-    if whole - _total(units, tensors, integer) < _least(whole, beside or any(integer)):
+    if whole - _total(units, tensors, integer) < _least(whole, beside or any(integer), int(model.meta.get(RUNS, 1))):
         return set()
     return {node for unit, here in zip(units, integer, strict=True) if not here for node in unit.nodes}
 
@@ -141,10 +144,23 @@ def _input_sizes(shape: ir.Shape) -> list[int]:
     return [size if isinstance(size, int) else 1 if axis == 0 else most for axis, size in enumerate(shape)]
 
 
-def _least(whole: float, some: bool) -> float:
-    """Microseconds that have to be saved of ``whole``; ``some``: layers stay in integers."""
-    small = min(LEAST_TIME, max(LARGER_PART * whole, 1.0)) if some else LEAST_OF_ALL
-    return max(LEAST_PART * whole, small)
+def _least(whole: float, some: bool, runs: int = 1) -> float:
+    """Microseconds of ``runs`` that have to be saved of ``whole`` in each; ``some``: layers stay in integers."""
+    small = min(LEAST_TIME, max(LARGER_PART * whole * runs, 1.0)) if some else LEAST_OF_ALL
+    return max(LEAST_PART * whole, small / runs)
+
+
+def runs_of(node: ir.Node) -> int:
+    """How often the bodies of a node run: an If's once, a Loop's or Scan's ``FREE`` times where it is not known."""
+    if node.op_type == "Loop" and not node.domain:
+        count = constant_array(node.inputs[0])
+        return FREE if count is None or not count.size else min(max(int(count.reshape(-1)[0]), 1), FREE)
+    if node.op_type == "Scan" and not node.domain:
+        scanned, axes = int_attribute(node, "num_scan_inputs", 1), node.attributes.get("scan_input_axes")
+        sizes = _sizes(node.inputs[-scanned])
+        axis = axes.as_ints()[0] if axes is not None else 0
+        return min(max(sizes[axis], 1), FREE) if sizes and -len(sizes) <= axis < len(sizes) else FREE
+    return 1
 
 
 # ---- times -----------------------------------------------------------------------------------------------------------
@@ -214,6 +230,8 @@ def _kind(node: ir.Node) -> tuple[str, float]:
         kind = "MatMul" if not is_constant(node.inputs[1]) else "MatMul weight" if rows > 1 else "MatMul row"
         return kind, float(made * depth)
     kind = _LIKE.get(node.op_type, node.op_type)
+    if kind == "Resize" and "mode" in node.attributes and node.attributes["mode"].as_string() == "linear":
+        kind = "Resize linear"
     return kind if (kind, "float") in table() else _OTHER, 0.0
 
 
