@@ -32,7 +32,7 @@ from quark.onnx.compare import ComparedTensors, Comparison, Model, outputs_of, p
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
-from quark.onnx.graph.quantized import QUANTIZERS
+from quark.onnx.graph.quantized import DEQUANTIZE, QUANTIZERS
 from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
@@ -230,7 +230,7 @@ def cut_at(
 def _in_front_of(behind: ir.Value) -> ir.Value:
     """The tensor that a pair of Q and DQ reads; the tensor itself where there is no pair."""
     node = behind.producer()
-    if node is not None and node.op_type.endswith("DequantizeLinear") and node.inputs[0] is not None:
+    if node is not None and node.op_type in DEQUANTIZE and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     quantizer = node is not None and node.op_type in QUANTIZERS
     return node.inputs[0] or behind if node is not None and quantizer else behind

@@ -24,13 +24,13 @@ from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
 from quark.numerics.affine import fake_quantize
 from quark.numerics.elements import Int
-from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Channel, Tensor
 from quark.numerics.metrics import median
 from quark.onnx.bodies import alone, graphs, place_of
 from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, let_go, name_of
 from quark.onnx.qdq.channel_axes import is_off_channel, weight_axes
 from quark.onnx.qdq.op_rules import OP_RULES, OpRule
+from quark.onnx.quantized_plan import stored_row
 from quark.report.values import Weakness
 
 SAMPLED = 1 << 16
@@ -109,21 +109,15 @@ def _has_channels(tensor: TensorPlan) -> bool:
 
 def _stored(model: ir.Model) -> Iterator[Weight]:
     for node, rule, value in weight_slots(model):
-        reader = value.producer()
-        if reader is None or reader.op_type != "DequantizeLinear" or len(reader.inputs) < 2:
+        found = stored_row(value)
+        if found is None or not _has_channels(found[0]):
             continue
-        codes, scale = (constant_array(source) for source in reader.inputs[:2])
-        zero = constant_array(reader.inputs[2]) if len(reader.inputs) > 2 else None
-        source = reader.inputs[0]
-        kind = source.dtype.name if source is not None and source.dtype is not None else ""
-        row = next((row for row in FORMATS.values() if row.onnx_type == kind), None)
-        if codes is None or scale is None or not isinstance(row, Int):
+        row, (scale, zero), codes = found
+        granularity, channels = row.spec.granularity, weight_axes(node, rule)[0]
+        if isinstance(granularity, Channel) and granularity.axis % codes.ndim != channels % codes.ndim:
             continue
-        zeros = np.zeros(scale.shape, np.int64) if zero is None else zero
-        if scale.size > 1 and int_attribute(reader, "axis", 1) % codes.ndim != weight_axes(node, rule)[0] % codes.ndim:
-            continue
-        for weight in _rows(node, rule, codes.astype(np.float32), scale, zeros, row):
-            values = (weight.values - weight.zero_point[:, None]) * weight.scale[:, None]
+        for weight in _rows(node, rule, codes.astype(np.float32), scale, zero, cast(Int, row.spec.row)):
+            values = (weight.values - weight.zero_point[:, None].astype(np.float32)) * weight.scale[:, None]
             yield replace(weight, values=values, exact=False)
 
 

@@ -44,6 +44,7 @@ REASON = "the quantized model has it so"
 _FORMATS = {row.onnx_type: name for name, row in reversed(FORMATS.items()) if getattr(row, "onnx_type", None)}
 _HALVES = {int(ir.DataType.BFLOAT16): "bfloat16", int(ir.DataType.FLOAT16): "float16"}
 _REFUSED = ("MatMulNBits", "QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger")
+Sides = tuple[np.ndarray, np.ndarray]
 _CODES = ("_quantized", "_codes")  # what a constant's codes are called after its name, here and in ONNX Runtime
 
 
@@ -81,6 +82,21 @@ def explain_graph(path: str | Path, name: str) -> str:
     """
     plan = plan_of(path)
     return plan.explain(next((one for one in (name, *bases(name)) if one in plan.tensors), name))
+
+
+def stored_row(value: ir.Value) -> tuple[TensorPlan, Sides, np.ndarray] | None:
+    """The row of a constant that a DequantizeLinear makes ``value`` of, its scale and zero point, and its codes; None
+    where it is no such constant, or none that a plan can hold."""
+    node = dequantizer(value)
+    source = None if node is None else input_at(node, 0)
+    codes = constant_array(source)
+    if node is None or source is None or codes is None:
+        return None
+    try:
+        row = _row(node, source, "weight")
+    except (ModelError, ConfigError):
+        return None
+    return None if row.given is None else (row, row.given, codes)
 
 
 def _how(row: TensorPlan) -> tuple[object, ...]:
@@ -146,7 +162,7 @@ def spec_of(format: str, scale: np.ndarray, zero_point: np.ndarray, granularity:
     return TensorSpec(format, symmetric, granularity=granularity, scale_rule="power_of_two" if exact else "float32")
 
 
-def _given(scale: np.ndarray, zero_point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _given(scale: np.ndarray, zero_point: np.ndarray) -> Sides:
     return scale.astype(np.float32), zero_point.astype(np.int32)
 
 

@@ -13,11 +13,12 @@ import onnx_ir as ir
 from quark.dataclass import dataclass
 from quark.measure.distance import Distance
 from quark.numerics.elements import Int
-from quark.numerics.formats import FORMATS
+from quark.numerics.granularity import Group
 from quark.onnx.diagnosis import weight_slots
-from quark.onnx.graph.surgery import constant_array, int_attribute
+from quark.onnx.graph.surgery import constant_array
 from quark.onnx.qdq.channel_axes import weight_axes
 from quark.onnx.qdq.op_rules import OpRule
+from quark.onnx.quantized_plan import stored_row
 from quark.report.values import Channels, TensorView
 
 BINS = 64
@@ -56,32 +57,17 @@ def weight_views(first: ir.Model, second: ir.Model) -> dict[str, TensorView]:
 
 def stored(value: ir.Value) -> WeightView | None:
     """The weight that ``value`` is, where a DequantizeLinear makes it of stored codes."""
-    reader = value.producer()
-    if reader is None or not reader.op_type.endswith("DequantizeLinear") or len(reader.inputs) < 2:
+    found = stored_row(value)
+    if found is None:
         return None
-    codes, scale = (constant_array(source) for source in reader.inputs[:2])
-    source = reader.inputs[0]
-    kind = source.dtype.name if source is not None and source.dtype is not None else ""
-    row = next((row for row in FORMATS.values() if row.onnx_type == kind), None)
-    if codes is None or scale is None or row is None:
-        return None
-    zero = constant_array(reader.inputs[2]) if len(reader.inputs) > 2 else None
-    axis, block = int_attribute(reader, "axis", 1), int_attribute(reader, "block_size", 0)
-    step = _over(scale.astype(np.float32), codes.shape, axis, block)
-    shift = np.float32(0) if zero is None else _over(zero.astype(np.float32), codes.shape, axis, block)
+    row, given, codes = found
+    spread = row.spec.granularity
+    wide = isinstance(spread, Group)
+    step, shift = (spread.expand(one, codes.shape) if wide else one.reshape(spread.grid(codes.shape)) for one in given)
+    shift, kind = shift.astype(np.float32), row.spec.row
     values = (codes.astype(np.float32) - shift) * step
-    even = step if isinstance(row, Int) else np.zeros_like(step)
-    return WeightView(values, (row.min - shift) * step, (row.max - shift) * step, even, row.name)
-
-
-def _over(scale: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
-    """Scales in a shape that broadcasts over the codes."""
-    axis %= max(len(shape), 1)
-    if block and scale.ndim == len(shape):
-        return np.take(np.repeat(scale, block, axis), np.arange(shape[axis]), axis)
-    if scale.size == 1:
-        return scale.reshape((1,) * len(shape))
-    return scale.reshape([scale.size if k == axis else 1 for k in range(len(shape))])
+    even = step if isinstance(kind, Int) else np.zeros_like(step)
+    return WeightView(values, (kind.min - shift) * step, (kind.max - shift) * step, even, row.spec.format)
 
 
 def _view(
