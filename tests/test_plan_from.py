@@ -16,6 +16,8 @@ from tests.torch_flow.export.networks import llama
 
 from quark.cli import main
 from quark.config.plan import Plan
+from quark.errors import QuarkError
+from quark.numerics.rounding import ROUNDINGS
 from quark.onnx import Config, ModelQuantizer, get_default_config
 
 Capture = pytest.CaptureFixture[str]
@@ -213,6 +215,47 @@ def test_what_a_graph_cannot_have_is_one_sentence(folder: Path, tmp_path: Path, 
     assert told("onnx", "quantize", folder / "m.onnx", "-o", tmp_path / "q.onnx", *base) == 1
     err = capsys.readouterr().err
     assert sentence in " ".join(err.split()) and "Traceback" not in err and not (tmp_path / "q.onnx").exists()
+
+
+FIELDS: dict[str, list[Any]] = {
+    "symmetric": [True, False],
+    "narrow": [True, False],
+    "dynamic": [True],
+    "reduced": [True],
+    "real_zero": [True],
+    "rounding": list(ROUNDINGS),
+    "settings": [[["percentile", 60.0]], [["mode", "MostCommon"]], [["bins", 9]]],
+    "granularity": [{"kind": "Channel", "axis": 1}, {"kind": "Group", "axis": 0, "size": 4}, {"kind": "Token"}],
+    "format": ["int4", "uint8", "int16", "fp8_e4m3", "bfloat16", "mxfp4"],
+}
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "U8U8_AAWA", "BFP16"])
+def test_what_a_row_says_is_what_is_made(preset: str) -> None:
+    """Another line about a tensor is another graph, or is refused: nothing is said that nothing carries out."""
+    ties = np.arange(-63.5, 64, 0.5)[RNG.permutation(255)[:64]].reshape(8, 8).astype(np.float32)
+    ties[0, 0], ties[1] = 127, ties[1] / 8  # a scale of 1, and halves between two codes
+    model = models.model(GRAPH, {"w": ties, "v": WEIGHTS["v"]})
+    samples = [{"x": RNG.standard_t(3, size=(64, 8)).astype(np.float32)} for _ in range(3)]
+    config = get_default_config(preset)
+    config.extra_options["PrintSummary"] = False
+
+    def made(plan: Plan | None) -> tuple[Any, Plan]:
+        result = ModelQuantizer(Config(global_quant_config=config)).run(model, None, samples, plan=plan)
+        graph = result.proto.graph if result.proto is not None else onnx.GraphProto()
+        return ([*map(str, graph.node)], [*map(str, graph.initializer)]), result.plan
+
+    first, plan = made(None)
+    told = json.loads(plan.to_json())
+    for name, field, value in [(name, key, one) for name in "wx" for key, values in FIELDS.items() for one in values]:
+        edited = json.loads(json.dumps(told))
+        row(edited, name)["spec"][field] = value
+        try:
+            graph, after = made(Plan.from_dict(edited))
+        except QuarkError:
+            continue
+        if after.tensors[name].spec.describe() != plan.tensors[name].spec.describe():
+            assert graph != first, f"{name}: {field}={value} changes nothing"
 
 
 @pytest.mark.parametrize("preset", ["MATMUL_NBITS", "UINT8_DYNAMIC_QUANT"])
