@@ -254,6 +254,22 @@ def test_functions_of_the_user() -> None:
     assert {one.candidate.name: one.value for one in scores}["third"] == pytest.approx(gap, rel=1e-3)
 
 
+def test_a_layer_whose_metric_is_no_number_comes_last_and_is_not_chosen() -> None:
+    """The second best layer by the norm of the error is broken by the user's function."""
+    first, second, third, _ = run(metric_threshold=None).mixed.scores
+    low, high = np.sqrt(first.value * second.value), np.sqrt(second.value * third.value)
+
+    def distance(path: str) -> float:
+        pairs = zip(outputs(NET), outputs(onnx.load(path)), strict=True)
+        found = float(np.mean([np.sqrt(np.square(x - y).sum()) for x, y in pairs]))
+        return np.nan if low < found < high else found
+
+    scores = run(metric_threshold=None, metric_evaluate_fn=distance).mixed.scores
+    names = [one.candidate.name for one in scores]
+    assert np.isnan(scores[-1].value) and names[0] == first.candidate.name and names[-1] == second.candidate.name
+    assert list(run(metric_threshold=1e9, metric_evaluate_fn=distance).mixed.chosen) == names[:-1]
+
+
 def test_finished_measurements_are_kept_and_workers_change_nothing(tmp_path: Path) -> None:
     calls = []
 
