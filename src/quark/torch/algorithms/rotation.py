@@ -9,8 +9,8 @@ Readers, writers and channels are found from the model (``quark.torch.structure`
 then answer what it answered before: a model whose residual stream is read or written elsewhere (norms behind the
 attention, LayerNorm, which subtracts a mean that is not turned with it) is refused, with what would work. A model
 without outliers may lose by being turned: turn by turn, a few choices of signs (randomized Hadamard matrices, as in the
-paper) and sizes of blocks are tried, and the best is kept where it makes the quantized answers better, on samples that
-did not choose it (``only_if_better``, ``guard``).
+paper) and sizes of blocks are tried, and the best is kept where it makes the quantized answers better by more than
+chance (``only_if_better``, ``guard``).
 
 The model is worked on in parts: what is in no decoder block, and block by block. A turn that is tried is made and taken
 back in each part as the samples pass it.
