@@ -85,6 +85,22 @@ def test_an_edited_plan_of_a_checkpoint_is_carried_out(folder: Path, tmp_path: P
     )
 
 
+def test_stages_can_be_edited(folder: Path, tmp_path: Path) -> None:
+    """int8 on FP8 for one layer, FP8 alone for another, of int4 on FP8."""
+
+    def edit(plan: dict[str, Any]) -> None:
+        row(plan, f"{UP}.weight")["spec"]["second"].update(format="int8")
+        del row(plan, f"{DOWN}.weight")["spec"]["second"]
+
+    model, base = folder / "m", ("-s", "int4_fp8")
+    plan = written(tmp_path, edit, "torch", "plan", str(model), *base)
+    assert told("torch", "quantize-files", model, "-o", tmp_path / "q", *base, "--plan-from", plan, "--json") == 0
+    found = load_file(tmp_path / "q" / "model.safetensors")
+    kinds = {name: str(found[f"{name}.weight"].dtype) for name in (UP, DOWN, UP.replace("up_proj", "gate_proj"))}
+    assert list(kinds.values()) == ["torch.int8", "torch.float8_e4m3fn", "torch.int32"]
+    assert f"{UP}.weight_scale_2" in found and f"{DOWN}.weight_scale_2" not in found
+
+
 def test_an_unedited_plan_changes_nothing(folder: Path, tmp_path: Path) -> None:
     base = ("-s", "nvfp4")
     plan = written(tmp_path, lambda plan: None, "torch", "plan", str(folder / "m"), *base)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from quark.config.plan import Plan, refuse
@@ -94,9 +95,8 @@ def said(item: Match, slot: str) -> Any:
             continue  # a combination of fields that does not exist says nothing
         if tuple(meant(item, slot, stage) for stage in made) == stages:
             return candidate
-    return refuse(
-        tensor_name(item.layer.name, slot), f"no configuration of the torch flow means {stages[0].spec.describe()}"
-    )
+    name = tensor_name(item.layer.name, slot)
+    return refuse(name, f"no configuration of the torch flow means {item.plan.tensors[name].spec.describe()}")
 
 
 def meant(item: Match, slot: str, stage: Stage) -> Stage:
@@ -106,8 +106,8 @@ def meant(item: Match, slot: str, stage: Stage) -> Stage:
 
 def candidates(item: Match, slot: str, stages: Stages) -> Iterator[Any]:
     """What may mean these stages: the fields spelt out, then whatever a scheme has for this slot."""
-    if len(stages) == 1:
-        yield from spelt(stages[0], item, slot)
+    found = product(*(spelt(stage, item, slot) for stage in stages))
+    yield from (list(several) if len(several) > 1 else several[0] for several in found)
     for name in ROWS:
         yield getattr(scheme(name), slot if slot in ("weight", "input_tensors") else "input_tensors")
 
