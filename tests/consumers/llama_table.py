@@ -372,6 +372,8 @@ def page(found: dict[str, dict[str, Any]], judge: str) -> str:
     from llama_left import LEFT
 
     versions = {one.name: one.version for one in importlib.metadata.distributions(path=[judge])}
+    unbuilt = [name for name, row in found.items() if str(row["F32"]).startswith("not built")]
+    found = {name: row for name, row in found.items() if name not in unbuilt}
     head = HEAD.format(count=len(found), version=versions["xllamacpp"], words=VOCABULARY, exact=EXACT)
     rows = [
         f"| `{name}` | " + " | ".join(text_of(row.get(kind, "")) for kind in SCHEMES) + " |"
@@ -385,6 +387,8 @@ def page(found: dict[str, dict[str, Any]], judge: str) -> str:
     ]
     lines = [head, "| model type | " + " | ".join(SCHEMES) + " |", "|---" * (len(SCHEMES) + 1) + "|", *rows, ""]
     lines += ["## What is not read", "", *whys, ""] if whys else []
+    lines += ["Not asked, for nobody makes small models of them here; their language models are of types in the table: "
+              + ", ".join(f"`{name}`" for name in unbuilt) + ".", ""] if unbuilt else []  # fmt: skip
     lines += [
         "## What is not written", "",
         f"Of the {len(MODEL_ARCH_NAMES)} architectures of the `gguf` package those without a row in `gguf_table.py`, "
