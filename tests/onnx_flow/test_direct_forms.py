@@ -274,3 +274,35 @@ def test_a_normalization_that_is_written_out_folds(kind: str, seed: int) -> None
     models.assert_close(models.run(to_proto(model), feeds), models.run(proto, feeds), 1e-5)
     assert fired == (2 if "width" not in ways else int(ways[0] != "width"))
     assert apply(load(proto), passes()["fold_batch_norm"], {}).fired == 0
+
+
+#: Slices of x [2, 6, 4] (start, end, axis, step), and whether they become a Split.
+PARTS: dict[str, tuple[list[tuple[int, int, int, int]], bool]] = {
+    "halves": ([(0, 3, 1, 1), (3, 6, 1, 1)], True),
+    "three, not in order": ([(4, 6, 1, 1), (0, 1, 1, 1), (1, 4, 1, 1)], True),
+    "from behind, and beyond": ([(0, -2, -2, 1), (-2, 99, 1, 1)], True),
+    "another axis beside": ([(0, 2, 2, 1), (0, 3, 1, 1), (3, 6, 1, 1)], True),
+    "a gap": ([(0, 3, 1, 1), (4, 6, 1, 1)], False),
+    "an overlap": ([(0, 3, 1, 1), (2, 6, 1, 1)], False),
+    "not all": ([(0, 2, 1, 1), (2, 5, 1, 1)], False),
+    "steps": ([(0, 6, 1, 2), (1, 6, 1, 2)], False),
+    "all in one": ([(0, 6, 1, 1)], False),
+    "twice the same": ([(0, 3, 1, 1), (0, 3, 1, 1), (3, 6, 1, 1)], False),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+@pytest.mark.parametrize("version", [12, 17])
+def test_slices_that_are_all_of_an_axis_are_a_split(case: str, version: int) -> None:
+    """ONNX Runtime has a Split of codes and no Slice of them; older opsets have no sizes as an input."""
+    slices, whole = PARTS[case]
+    given = {f"{name}{k}": np.array([at]) for k, one in enumerate(slices) for name, at in zip("seap", one, strict=True)}
+    cut = " ".join(f"[cut{k}] y{k} = Slice (x, s{k}, e{k}, a{k}, p{k})" for k in range(len(slices)))
+    made = ", ".join(f"float[a{k}, b{k}, c{k}] z{k}" for k in range(len(slices)))
+    last = " ".join(f"z{k} = Neg (y{k})" for k in range(1, len(slices)))
+    text = f"g (float[2, 6, 4] x) => ({made}) {{ {cut} z0 = Relu (y0) {last} }}"
+    found, fired = rewritten("fewer_moves", models.model(text, given, version))
+    cuts = sum(axis % 3 == 1 for _, _, axis, _ in slices)
+    expected = whole and version >= 13
+    assert fired == expected and found.count("Split") == expected
+    assert found.count("Slice") == len(slices) - cuts * expected

@@ -391,16 +391,16 @@ def stand_for(nodes: Iterable[ir.Node], replaced: ir.Node) -> None:
         node.meta[STANDS_FOR] = tuple(dict.fromkeys(name for name in names if name != node.name))
 
 
-def substitute(old: ir.Value, nodes: Sequence[ir.Node]) -> None:
-    """Let ``nodes``, of which the last makes the new tensor, stand for the node that makes ``old``.
+def substitute(old: ir.Value, nodes: Sequence[ir.Node], place: int = 0) -> None:
+    """Let ``nodes`` stand for the node that makes ``old``; the last one's output at ``place`` is the new tensor.
 
     The new tensor takes the readers, the place among the graph outputs, the name, type and shape of the old one; what
-    nobody reads any more goes, back to where something does.
+    nobody reads any more goes, back to where something does. Nodes that are in the graph already stay where they are.
     """
-    maker, new, name = old.producer(), nodes[-1].outputs[0], old.name
+    maker, new, name = old.producer(), nodes[-1].outputs[place], old.name
     if maker is None or maker.graph is None:
         raise ValueError(f"no node makes {name!r}")
-    maker.graph.insert_before(maker, nodes)
+    maker.graph.insert_before(maker, [node for node in nodes if node.graph is None])
     stand_for(nodes, maker)
     new.type, new.shape = old.type or new.type, old.shape or new.shape
     old.replace_all_uses_with(new, replace_graph_outputs=True)

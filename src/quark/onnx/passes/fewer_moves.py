@@ -2,10 +2,11 @@
 
     ScatterND(x, indices of a block, u)          =  Concat(x before, u, x behind)      torch's x[:, 2:6] = u
     Unsqueeze ∘ Squeeze, Transpose ∘ Reshape, …  =  one Reshape, or nothing, where the elements keep their order
+    Slice(x, 0:k), Slice(x, k:n), …              =  Split(x), where they are all of an axis
 
-ONNX Runtime's ScatterND looks at every index of every element; two Slices and a Concat copy rows. A Transpose keeps the
-order where only axes of size 1 move. Streaming networks, whose tensors are small, are made of such nodes: each takes a
-third of a microsecond to half a microsecond, whatever it does.
+ONNX Runtime's ScatterND looks at every index of every element; two Slices and a Concat copy rows. It has a Split of
+codes, and no Slice of them. A Transpose keeps the order where only axes of size 1 move. Streaming networks, whose
+tensors are small, are made of such nodes: each takes a third of a microsecond to half a microsecond, whatever it does.
 
 Not handled: blocks that are cut out of more than one axis, sizes that are not known.
 """
@@ -29,10 +30,13 @@ from quark.onnx.graph.surgery import (
     input_at,
     ints_attribute,
     nodes_of,
+    opset,
     prune,
     substitute,
 )
 
+SPLIT_BY_INPUT = 13
+"""The opset from which the sizes of a Split are an input."""
 _RESHAPING = ("Squeeze", "Unsqueeze", "Reshape", "Flatten")
 
 
@@ -41,6 +45,9 @@ def run(model: ir.Model) -> PassReport:
     fired, names = 0, Names(model)
     for node in nodes_of(model, "ScatterND"):
         fired += _as_concat(node, names)
+    slices = [node for node in nodes_of(model, "Slice") if opset(model) >= SPLIT_BY_INPUT]
+    for source in dict.fromkeys(node.inputs[0] for node in slices):
+        fired += source is not None and _as_split(source, names)
     for node in nodes_of(model, *_RESHAPING, "Transpose"):
         fired += node.graph is not None and _as_one(node, names)
     return PassReport("fewer_moves", fired)
@@ -115,6 +122,47 @@ def _reshape(value: ir.Value, shape: Sequence[int], graph: ir.Graph, names: Name
 def _say(node: ir.Node, source: ir.Value, name: str, shape: Sequence[int]) -> None:
     """Name, type and shape of what a new node makes."""
     node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = name, source.type, ir.Shape(shape)
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _as_split(source: ir.Value, names: Names) -> bool:
+    """Write the Slices that are all of an axis of ``source`` as a Split; whether there were some."""
+    parts = sorted((part for part in map(_part, (use.node for use in source.uses())) if part), key=lambda one: one[:3])
+    for axis in dict.fromkeys(part[0] for part in parts):
+        along = [part for part in parts if part[0] == axis]
+        whole, graph = cast(tuple[int, ...], static_shape(source))[axis], along[0][3].graph
+        ends = [0, *(end for _, _, end, _ in along)]
+        inside = graph is not None and all(part[3].graph is graph for part in along)
+        if len(along) > 1 and inside and [start for _, start, _, _ in along] == ends[:-1] and ends[-1] == whole:
+            _split(source, axis, [part[3] for part in along], np.diff(ends), names)
+            return True
+    return False
+
+
+def _split(source: ir.Value, axis: int, slices: Sequence[ir.Node], sizes: np.ndarray, names: Names) -> None:
+    graph = cast(ir.Graph, slices[0].graph)
+    stored = add_initializer(graph, np.asarray(sizes, np.int64), names.fresh(f"{slices[0].name}_sizes"))
+    split = ir.node("Split", [source, stored], {"axis": axis}, num_outputs=len(slices), name=slices[0].name)
+    for node in [node for node in graph if node in slices]:
+        substitute(node.outputs[0], [split], slices.index(node))
+
+
+def _part(node: ir.Node) -> tuple[int, int, int, ir.Node] | None:
+    """(axis, start, end, node) of a Slice along one axis of known size, step by step; None for any other."""
+    shape = static_shape(node.inputs[0])
+    if node.op_type != "Slice" or node.domain or shape is None:
+        return None
+    given = [constant_array(input_at(node, position)) for position in (1, 2, 3)]
+    steps = input_at(node, 4)
+    step = constant_array(steps) if steps is not None else np.ones(1)
+    if step is None or step.reshape(-1).tolist() != [1] or any(one is None or one.size != 1 for one in given):
+        return None
+    start, end, axis = (int(cast(np.ndarray, one).reshape(-1)[0]) for one in given)
+    axis %= len(shape)
+    first, last, _ = slice(start, end).indices(shape[axis])
+    return (axis, first, last, node) if first < last else None
 
 
 # ---- order -----------------------------------------------------------------------------------------------------------

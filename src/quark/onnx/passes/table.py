@@ -198,10 +198,11 @@ TABLE: tuple[Pass, ...] = (
     ),
     Pass(
         "fewer_moves",
-        "Writing a block becomes a Concat; what only renames axes becomes one Reshape or nothing.",
+        "Writing a block becomes a Concat; what only renames axes becomes one Reshape or nothing; Slices that are all "
+        "of an axis become a Split.",
         fewer_moves.run,
         shapes=True,
-        when=("ScatterND", "Squeeze", "Unsqueeze", "Reshape", "Flatten"),
+        when=("ScatterND", "Squeeze", "Unsqueeze", "Reshape", "Flatten", "Slice"),
     ),
     Pass(
         "later_transposes",
