@@ -88,6 +88,23 @@ def refuse_without_samples(request: FolderJob) -> None:
         check_samples(request.scheme, request.kv_cache, with_own(request.algorithms), request.layers, *way)
 
 
+def refuse_ggml(values: Mapping[str, Any]) -> None:
+    """Refuse schemes that are types of GGML where a model goes file by file.
+
+    Raises:
+        ConfigError: one is.
+    """
+    from quark.numerics.ggml import GGML
+    from quark.torch.config_file import schemes_of
+
+    kinds = {row.kind for row in GGML.values()}
+    if found := next((scheme for scheme in schemes_of(values) if scheme in kinds), None):
+        raise ConfigError(
+            f"{found} goes into a file from the float weights of a model in memory: `quark torch quantize` writes it; "
+            f"file by file int4_wo_32 becomes Q4_0, uint4_wo_32 Q4_1 and int8_wo_per_channel Q8_0"
+        )
+
+
 def dtype_of(name: str | None) -> Any:
     """The type called ``name``."""
     import torch
@@ -303,7 +320,9 @@ def run_files(request: FolderJob) -> None:
     from quark.torch.language import samples_of_ids
 
     usable(request.device)
-    format, start = checked_format(request, chosen_values(request)), time.perf_counter()
+    values, start = chosen_values(request), time.perf_counter()
+    format = checked_format(request, values)
+    refuse_ggml(values)
     refuse_without_samples(request)
     with as_float(request.model, request.output) as folder, samples_of_ids("the model"):
         facts = by_files(request, folder, format)

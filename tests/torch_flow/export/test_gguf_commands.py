@@ -136,3 +136,13 @@ def test_convert_keeps_the_licence_and_the_card(
     assert card.startswith("---\nlicense: apache-2.0\nbase_model: quark\nbase_model_relation: quantized\n---\n")
     assert "carried over" in card and "int4_wo_32" in card and "Of ours." in card
     assert (tmp_path / "out" / "LICENSE").read_text(encoding="utf-8") == "Do as you like."
+
+
+@pytest.mark.parametrize("words", [["-s", "Q4_K"], ["-s", "int4_wo_32", "--layer", "*.up_proj=Q6_K"]])
+def test_types_of_ggml_are_no_scheme_file_by_file(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model_of().save_pretrained(tmp_path / "m")
+    given = ["quantize-files", str(tmp_path / "m"), "-o", str(tmp_path / "o"), "--format", "gguf", *words]
+    assert main(["torch", *given]) == 1
+    assert "`quark torch quantize` writes it" in capsys.readouterr().err and not (tmp_path / "o").exists()
