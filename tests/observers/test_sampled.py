@@ -188,10 +188,10 @@ def test_what_stands_for_itself_is_taken_out_of_the_counts_once(count: int) -> N
     statistic = Sampled()
     statistic.update(np.concatenate([values, -values[: count // 2], np.zeros(9, np.float32)]))
     statistic._settle()
-    for counts, tail, size in zip(statistic._counts, statistic._tails, (count, count // 2), strict=True):
+    shares = (count, 9), (count // 2, 0)  # of each sign, and zeros, which count as positive
+    for counts, tail, (size, zeros) in zip(statistic._counts, statistic._tails, shares, strict=True):
         inside = statistic._without(counts, tail)
         assert (inside >= 0).all() and (inside <= counts).all()
-        zeros = 9 if counts is statistic._counts[0] else 0  # they count as positive
         assert inside.sum() == max(size - 512, 0) + zeros
     again = Sampled()
     again.merge(statistic)
