@@ -112,6 +112,8 @@ configuration is changed in turn by `tests/consumers/llama_entries.py`: llama.cp
 `nemotron_h` is asked with a `time_step_min` of 1e-9: transformers has that least step in a text but not in the words
 that follow, llama.cpp nowhere (the published 0.001: 0.0002 to 0.0009).
 
+What is not quantized is written as float16 by the commands; `tests/consumers/llama_halves.py` asks such files.
+
 Of a model that sees or hears the file holds the language model, and both are asked a text (`gemma3`, `llava`); norms of
 Qwen2-VL have no epsilon in llama.cpp, so that it is refused above 1e-6 (0.0003, second number).
 
@@ -275,16 +277,35 @@ def cell(model: Any, kind: str, folder: Path, judge: str, change: Callable[[Any]
 
 def asked(model: Any, kinds: dict[str, str], ids: list[int], path: Path, folder: Path, judge: str) -> Any:
     """What llama.cpp answers to a text, against a model; a sentence where it does not."""
+    told = told_by(path, ids, folder, judge)
+    return told if isinstance(told, str) else compared(model, kinds, ids, told)
+
+
+def told_by(path: Path, ids: list[int], folder: Path, judge: str) -> dict[str, Any] | str:
+    """What llama.cpp answers to a text; a sentence where it does not."""
     (folder / "ids.json").write_text(json.dumps(ids))
     told = subprocess.run(
         [sys.executable, str(HERE / "llama_judge.py"), str(path), str(folder / "ids.json")],
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": judge}, check=False,
     )  # fmt: skip
     lines = [line for line in told.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        whys = (line for words in ("ASSERT", "rror") for line in told.stderr.splitlines() if words in line)
-        return "llama.cpp: " + next(whys, told.stderr[-200:])
-    return compared(model, kinds, ids, json.loads(lines[-1]))
+    words = ("ASSERT", "unsupported", "rror")
+    whys = (line for word in words for line in (told.stdout + told.stderr).splitlines() if word in line)
+    return json.loads(lines[-1]) if lines else "llama.cpp: " + next(whys, told.stderr[-200:])
+
+
+def of_all(model: Any, ids: list[int], told: dict[str, Any]) -> list[float]:
+    """Errors of what was told to a model, of all positions."""
+    import torch
+
+    with torch.no_grad():
+        wanted = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    return errors_of(answers_in(told, ids), wanted)
+
+
+def answers_in(told: dict[str, Any], ids: list[int]) -> dict[int, dict[int, float]]:
+    """Log probabilities of words by positions."""
+    return {place: dict(found) for place, found in enumerate(told["logprobs"], len(ids) - len(told["logprobs"]))}
 
 
 def written(model: Any, kind: str, folder: Path, goal: Path) -> tuple[Any, dict[str, str]]:
@@ -324,7 +345,7 @@ def compared(model: Any, kinds: dict[str, str], ids: list[int], told: dict[str, 
         rounded = model(text).logits[0].float().log_softmax(-1)
         for _ in told["tokens"]:
             text = torch.cat([text, model(text).logits[:, -1:].argmax(-1)], 1)
-    answers = {place: dict(found) for place, found in enumerate(told["logprobs"], len(ids) - len(told["logprobs"]))}
+    answers = answers_in(told, ids)
     errors, cost = errors_of(answers, rounded), errors_of(answers, evaluated)
     following = {place: ids[place + 1] for place in answers if place + 1 < len(ids)}
     pairs = [(answers[place][word], float(evaluated[place, word])) for place, word in following.items()

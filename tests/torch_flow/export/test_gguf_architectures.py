@@ -190,6 +190,25 @@ def test_weights_of_inputs_by_outputs_are_written_as_linear_ones(scheme: str, bp
     np.testing.assert_array_equal(again.data, found.data)
 
 
+@pytest.mark.parametrize("family", ["mamba2", "nemotron_h", "bamba", "granitemoehybrid", "qwen3_next", "jamba", "lfm2"])
+def test_what_states_are_multiplied_by_is_float32(family: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    export_gguf(network(family), tmp_path, family, bpe)  # llama.cpp ended its process (llama_halves.py)
+    found = read(tmp_path / f"{family}.gguf")[1]
+    ends = re.compile(r"ssm_(a|d|norm\.weight|conv1d\.weight)$|shortconv\.conv\.weight$")
+    kinds = {name: tensor.tensor_type.name for name, tensor in found.items() if ends.search(name)}
+    assert kinds and {*kinds.values()} == {"F32"}, kinds
+
+
+@pytest.mark.parametrize("scheme", ["int8_wo_per_channel", "uint4_wo_32"])
+def test_biases_beside_codes_of_a_file_are_written(scheme: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    model = network("qwen2")
+    config = config_for(LLMTemplate.for_model(model).get_config(scheme), "gguf", "llama.cpp", torch.float32)
+    export_safetensors(quantized(model, config), tmp_path / "codes")
+    export_gguf(import_model_from_safetensors(None, tmp_path / "codes"), tmp_path, "qwen2", bpe)
+    found = read(tmp_path / "qwen2.gguf")[1]["blk.1.attn_q.bias"]
+    np.testing.assert_array_equal(found.data, model.get_submodule("model.layers.1.self_attn.q_proj").bias.detach())
+
+
 def test_experts_are_stacked_in_order(bpe: Path, tmp_path: Path) -> None:  # noqa: F811
     model = network("qwen3_moe")
     stacked = model.model.layers[1].mlp.experts.gate_up_proj.detach().clone()

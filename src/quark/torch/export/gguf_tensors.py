@@ -219,7 +219,7 @@ def entry_of(
     layer_name, _, slot = name.rpartition(".")
     layer = model.get_submodule(layer_name)
     coded = isinstance(layer, QuantLayer) and layer._modules[f"{slot}_quantizer"] is not None
-    (target, turn), own = part, shape_of(layer, value)
+    (target, turn), own = part, shape_of(layer, value, slot)
     shape = turn(np.broadcast_to(np.float32(0), [size for size in own if size != 1] if len(own) > 1 else own)).shape
     shift = 1.0 if choice.row.shifted and name.endswith("norm.weight") and not name.endswith(PLAIN) else 0.0
 
@@ -264,9 +264,9 @@ def near_float16(values: np.ndarray) -> bool:
     return bool(np.isfinite(lost).all()) and squares(lost) <= FLOAT16**2 * squares(values)
 
 
-def shape_of(layer: nn.Module, value: torch.Tensor) -> tuple[int, ...]:
-    """The shape of a weight, whatever form it is kept in."""
-    quantizer = layer._modules.get("weight_quantizer")
+def shape_of(layer: nn.Module, value: torch.Tensor, slot: str = "weight") -> tuple[int, ...]:
+    """The shape of a parameter, whatever form it is kept in."""
+    quantizer = layer._modules.get(f"{slot}_quantizer")
     return quantizer.layout.shape if isinstance(quantizer, StoredTensor) else tuple(value.shape)
 
 

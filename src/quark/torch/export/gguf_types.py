@@ -33,7 +33,7 @@ KINDS = {row.kind: row for row in GGML.values()}
 TYPES = (*FLOATS, *KINDS)
 WHOLE_NAMES = (  # tensors that llama.cpp has in float32
     "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight", "conv1d.weight",
-    "shortconv.conv.weight", "ssm_a",
+    "shortconv.conv.weight", "ssm_a", "ssm_d", "ssm_norm.weight",
 )  # fmt: skip
 WITHIN = re.compile(r"\.block_sparse_moe\.|(\.mixer|(?<=\d))\.(?=experts\.)")  # what the package calls "mlp"
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
