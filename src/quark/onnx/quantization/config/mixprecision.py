@@ -16,8 +16,8 @@ from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.spec import QLayerConfig
 from quark.reading import parse_json, read_text
 
-#: Metrics of one output, and whether a higher value is a better model.
-METRICS = {"l2": False, "kl": False, "cosine": False, "sqnr": True, "psnr": True}
+#: Metrics of one output.
+METRICS = ("l2", "kl", "cosine", "sqnr", "psnr")
 OBJECTS = ("speed", "quality")
 SHARED = ("propagate", "unshare")
 One = QLayerConfig | LayerSpec | str
