@@ -141,14 +141,17 @@ def test_an_edited_plan_of_a_graph_is_carried_out(folder: Path, tmp_path: Path) 
     assert row(again, "x")["spec"]["format"] == "int16" and again["nodes"] == after["nodes"]
 
 
-@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A8W8_CPU", "A16W8", "BFP16", "S8S8_AAWS"])
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A8W8_CPU", "A16W8", "BFP16", "S8S8_AAWS", "with settings"])
 def test_a_plan_that_was_made_makes_the_same_model(preset: str) -> None:
     """With the ranges and scales that it has then, which are found anew."""
+    searched = {"WeightCalibrateMethod": "MinMSE", "MinMSEModeFloatScale": "Percentile"}
+    preset, options = ("A8W8", searched) if preset == "with settings" else (preset, {})
     config = get_default_config(preset)
     config.print_summary = False
-    config.extra_options.update({"UseRandomData": True})
+    config.extra_options.update({"UseRandomData": True, **options})
     quantizer = ModelQuantizer(Config(global_quant_config=config))
     first = quantizer.run(models.cnn())
+    assert any(one.spec.settings for one in first.plan) == bool(options)
     again = quantizer.run(models.cnn(), plan=Plan.from_json(first.plan.to_json()))
     assert again.proto == first.proto and again.plan.to_json() == first.plan.to_json()
 

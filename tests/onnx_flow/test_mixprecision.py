@@ -24,6 +24,8 @@ from quark.onnx import (
     QLayerConfig,
     get_default_config,
 )
+from quark.onnx.algorithms import mixprecision
+from quark.onnx.algorithms.mixed import LayerTargets, TargetScore
 from quark.onnx.algorithms.mixprecision import metric_of
 from quark.onnx.flow import Result
 from quark.onnx.quantization.config.algorithm import from_dict
@@ -129,6 +131,40 @@ def test_quality_goes_on_until_the_metric_is_good_enough() -> None:
     assert best <= l2(result) <= bound < plain and 0 < len(result.mixed.chosen) <= 4
     one_less = list(result.mixed.chosen)[:-1]
     assert not one_less or l2(run(coarse, fine, include_layers=one_less)) > bound
+
+
+@pytest.mark.parametrize("metric", ["l2", "sqnr", "kl"])
+@pytest.mark.parametrize("wanted", ["speed", "quality"])
+def test_as_many_layers_as_one_at_a_time_would_find_in_a_few_steps(wanted: str, metric: str) -> None:
+    """Energies of layers that add up, nearly: noise that is taken on (speed), or got rid of (quality)."""
+    random = np.random.default_rng(3)
+    for _ in range(20):
+        energies = np.sort(random.lognormal(size=24)) * 1e-3
+        energies, sign = (energies, 1) if wanted == "speed" else (energies[::-1], -1)
+        base = 1e-3 if wanted == "speed" else energies.sum() * 1.1
+        of_energy = {"l2": np.sqrt, "sqnr": lambda e: -10 * np.log10(e), "kl": float}[metric]
+
+        def energy_of(names: Any, base: float = base, energies: Any = energies, sign: int = sign) -> float:
+            parts = energies[[int(name) for name in names]]
+            return base + sign * float(parts.sum()) * (1 + 0.02 * np.sin(len(parts)))
+
+        layers = [LayerTargets(str(k), (str(k),), (0,)) for k in range(24)]
+        scores = tuple(TargetScore(one, 0, float(of_energy(energy_of([one.name])))) for one in layers)
+        bound = float(of_energy(energy_of(range(random.integers(24)))))
+        config = AutoMixprecisionConfig(metric_default=metric, metric_threshold=bound, metric_optimize_object=wanted)
+        seen: set[int] = set()
+
+        def value(chosen: Any, seen: set[int] = seen, energy_of: Any = energy_of, of_energy: Any = of_energy) -> float:
+            seen.add(len(chosen))
+            return float(of_energy(energy_of([one.candidate.name for one in chosen])))
+
+        decider = mixprecision._Decider(None, None, config, (), None, None)  # type: ignore[arg-type]
+        chosen, found = decider._choose(scores, value)
+        assert len(seen) <= 8
+        good = [(value(scores[:k]) >= bound) if metric == "sqnr" else (value(scores[:k]) <= bound) for k in range(25)]
+        assert list(chosen) == list(scores[: len(chosen)]) and good[len(chosen)] and found == value(chosen)
+        near = len(chosen) + (1 if wanted == "speed" else -1)
+        assert not 0 <= near <= 24 or not good[near]
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -15,14 +15,17 @@ from quark.config.options import Options
 from quark.onnx import (
     BFP16Spec,
     CalibMethod,
+    Config,
     Int8Spec,
     ModelQuantizer,
     QConfig,
     QLayerConfig,
     QuantGranularity,
     XInt8Spec,
+    get_default_config,
 )
 from quark.onnx.flow import Result
+from quark.onnx.layer_runs import candidate_layers
 
 MINMAX, CHANNEL = CalibMethod.MinMax, QuantGranularity.Channel
 EIGHT = QLayerConfig(input_tensors=Int8Spec(calibration_method=MINMAX), weight=Int8Spec())
@@ -325,3 +328,27 @@ def test_every_option_is_named_by_a_test_of_the_flow() -> None:
     folder = Path(__file__).parent
     words = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
     assert [name for name in Options.model_fields if name not in words] == []
+
+
+@pytest.mark.parametrize("where", ["preset", "layers", "candidate"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"Int16Scale": True},
+        {"WeightCalibrateMethod": "MinMSE"},
+        {"WeightCalibrateMethod": "MinMSE", "MinMSEModeFloatScale": "Percentile"},
+    ],
+)
+def test_options_about_scales_and_weights_hold_for_presets_too(where: str, given: dict[str, Any]) -> None:
+    """In the configuration, for its single layers and for the candidates of a search: as for specs spelt out."""
+    wanted = QConfig(QLayerConfig(Int8Spec(), Int8Spec()), extra_options=given).compile().rules.default
+    preset = get_default_config("A8W8")
+    preset.extra_options.update(given)
+    preset.layers = {"one": preset.layer}
+    job = Config(preset).compile()
+    single = next(rule.layer for rule in job.rules.rules if rule.source == "layers")
+    tried = candidate_layers(["A8W8"], job.target, job)["A8W8"]
+    found = {"preset": job.rules.default, "layers": single, "candidate": tried}[where]
+    assert found is not None and found.weight == wanted.weight
+    assert found.inputs is not None and wanted.inputs is not None
+    assert found.inputs.scale_rule == wanted.inputs.scale_rule

@@ -19,7 +19,7 @@ from quark.torch.algorithms.answers import answers, walk_of
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.channels import by_channel
 from quark.torch.algorithms.context import ModelContext, Undo
-from quark.torch.algorithms.guard import best_change, best_of
+from quark.torch.algorithms.guard import best_change, best_of, certain
 from quark.torch.algorithms.judge import ScaleJudge
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.algorithms.scaling import Place
@@ -340,6 +340,13 @@ def test_a_change_is_taken_where_it_surely_gains() -> None:
     odd = [x - 1 if k % 2 else x + 0.9 for k, x in enumerate(before)]
     assert sum(even) < sum(before) and best_of([even, odd], before) is None
     assert best_of([[0.99, 1.99]], [1.0, 2.0]) is None and best_of([[0.9, 1.9]], [1.0, 2.0]) == 0
+
+
+def test_no_other_change_is_tried_where_the_first_leaves_no_doubt() -> None:
+    """Half of the error, by as much in every sample or by very unlike parts; few samples leave doubt."""
+    before = [1.0, 2.0, 3.0, 4.0]
+    assert certain([0.5 * x for x in before], before) and not certain([0.1, 2.0, 2.8, 0.1], before)
+    assert not certain([0.5, 1.0, 1.5], before[:3])
 
 
 @pytest.mark.parametrize(("value", "kept"), [(0.0, True), (4.0, False)])

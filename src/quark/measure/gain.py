@@ -79,8 +79,8 @@ def _gain(outputs: np.ndarray, parts: np.ndarray) -> Gain:
 
 
 def _error(parts: np.ndarray) -> np.ndarray:
-    count = len(parts)
-    return np.asarray(np.sqrt(np.square(parts).sum(0) * count / max(count - 1, 1)) * (count > 1))
+    """Of one sample, which is all of its sum, 0."""
+    return np.asarray(np.sqrt(np.square(parts).sum(0) * len(parts) / max(len(parts) - 1, 1)))
 
 
 def surest(gains: Mapping[Name, Gain]) -> Name | None:

@@ -406,8 +406,10 @@ def _behind(quantizer: ir.Node) -> ir.Value:
 
 def _code_ranges(model: ir.Model, pairs: Iterable[ComparedTensors]) -> list[CodeRange | None]:
     """The ranges of the codes of tensors, where their rows of the plan know a scale."""
-    rows = {node: row for node, row in rows_of(model, constants=False) if isinstance(row, TensorPlan)}
-    return [None if pair.quantizer is None else _code_range(rows.get(pair.quantizer)) for pair in pairs]
+    rows: dict[ir.Node | None, TensorPlan] = {
+        node: row for node, row in rows_of(model, constants=False) if isinstance(row, TensorPlan)
+    }
+    return [_code_range(rows.get(pair.quantizer)) for pair in pairs]
 
 
 def _code_range(row: TensorPlan | None) -> CodeRange | None:

@@ -54,6 +54,7 @@ from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.settings import request_of
 from quark.onnx.quantization.config.algorithm import AlgoConfig
 from quark.onnx.quantization.config.candidates import candidate
+from quark.onnx.quantization.config.config import with_options
 from quark.onnx.quantization.config.finetune import FineTuneConfig
 from quark.onnx.quantization.config.tuners import split, with_tuners
 from quark.onnx.ranges import samples_of
@@ -162,7 +163,8 @@ def candidate_layers(names: Sequence[str], target: Target, job: Job) -> dict[str
         raise ConfigError(f"the candidate {doubled[0]!r} is listed twice" if doubled else "there are no candidates")
     found: dict[str, LayerSpec | None] = {}
     for name in names:
-        rules = replace(job.rules, rules=(Rule((), candidate(split(name)[0]), "candidates"),))
+        spec = candidate(split(name)[0])
+        rules = replace(job.rules, rules=(Rule((), spec and with_options(spec, job.options), "candidates"),))
         found[name] = for_target(replace(job, rules=rules, target=target)).rules.rules[0].layer
     return found
 

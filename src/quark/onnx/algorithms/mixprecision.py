@@ -44,7 +44,7 @@ from quark.onnx.qdq import slots
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.op_rules import OP_RULES
 from quark.onnx.qdq.selection import known_nodes
-from quark.onnx.quantization.config.config import merged_layer
+from quark.onnx.quantization.config.config import merged_layer, with_options
 from quark.onnx.quantization.config.mixprecision import AutoMixprecisionConfig
 from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
@@ -121,7 +121,9 @@ def needs_data(config: AutoMixprecisionConfig) -> bool:
 
 
 def _layer(one: Any, job: Job) -> LayerSpec | None:
-    return one if isinstance(one, LayerSpec) else merged_layer(one, job.rules.default, job.options)
+    if isinstance(one, LayerSpec):
+        return with_options(one, job.options)
+    return merged_layer(one, job.rules.default, job.options)
 
 
 # ---- what may be chosen ----------------------------------------------------------------------------------------------

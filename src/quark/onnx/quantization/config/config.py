@@ -87,7 +87,7 @@ class QConfig(KnownFields):
         if self.global_config.weight is None:
             raise ConfigError("global_config: the field weight is required")
         options = parse_options(self.extra_options)
-        default = _with_options(self.global_config.to_layer(), options)
+        default = with_options(self.global_config.to_layer(), options)
         if self.use_dynamic_quant:
             default = _dynamic(default)
         if default.inputs is None and not options.WeightsOnly:
@@ -136,7 +136,7 @@ def merged_layer(config: QLayerConfig | None, default: LayerSpec, options: Optio
     """A layer's specs, with the global ones in the slots that it leaves open; ``None`` stays: float."""
     if config is None:
         return None
-    layer = _with_options(config.to_layer(), options)
+    layer = with_options(config.to_layer(), options)
     return LayerSpec(
         layer.inputs or default.inputs,
         layer.weight or default.weight,
@@ -160,7 +160,7 @@ def _announced(job: Job) -> Job:
 _WEIGHT_METHODS = {"MinMax": "minmax", "MinMSE": "mse"}
 
 
-def _with_options(layer: LayerSpec, options: Options) -> LayerSpec:
+def with_options(layer: LayerSpec, options: Options) -> LayerSpec:
     """Options that refine the specs: settings of the calibration methods, the search of float-scale weights."""
     for slot, spec in (("input_tensors", layer.inputs), ("output_tensors", layer.outputs)):
         _check_distribution(slot, spec)
@@ -340,8 +340,12 @@ class Config(KnownFields):
             *parse_selectors(legacy.nodes_to_exclude, "nodes_to_exclude"),
             *parse_selectors(legacy.subgraphs_to_exclude, "subgraphs_to_exclude"),
         )
-        layer = _dynamic(replace(legacy.layer, inputs=None)) if legacy.use_dynamic_quant else legacy.layer
-        single = [Rule((name,), spec, "layers", inputs=spec is None) for name, spec in legacy.layers.items()]
+        layer = with_options(legacy.layer, options)
+        layer = _dynamic(replace(layer, inputs=None)) if legacy.use_dynamic_quant else layer
+        single = [
+            Rule((name,), spec and with_options(spec, options), "layers", inputs=spec is None)
+            for name, spec in legacy.layers.items()
+        ]
         rules = Rules(layer, (*single, Rule(excluded, None, "nodes_to_exclude")) if excluded else tuple(single))
         algorithms = checked(legacy.algorithms, "algorithms")
         wanted = legacy.include_cle and not (legacy.use_dynamic_quant or options.UseMatMulNBits)
