@@ -18,7 +18,8 @@ The first 16384 values are kept as they are, and later ones wait until so many h
 values is exact, and small samples cost what they hold instead of a pass over the bins.
 
 Memory: 286 KiB per sign. Counting overlaps the next inference: all passes but the last release the interpreter lock,
-and that one (``add.at``, twice as fast here as ``bincount`` and a sum) holds it for 0.1 ms.
+and that one (``add.at``, faster than ``bincount``) holds it for 0.1 ms. It adds to a small array that stays in the
+cache: in the counts themselves, which other tensors drove out, it would take twice as long.
 Not handled: float64 beyond the float32 range (an error, as infinity).
 """
 
@@ -163,7 +164,9 @@ class Histogram:
         """Count the values of a piece, each ``times`` times."""
         self._have(1 + negative)
         places = _places(flat, self._lowest(), self._mantissa, negative, scratch)
-        np.add.at(self._counts.reshape(-1), places, times)
+        found = np.zeros(self._counts.size, np.int64)
+        np.add.at(found, places, times)
+        self._counts += found.reshape(self._counts.shape)
 
     def _have(self, signs: int) -> None:
         """Make rows for so many signs."""
