@@ -16,6 +16,7 @@ from quark.onnx import (
     BFP16Spec,
     CalibMethod,
     Config,
+    GPTQConfig,
     Int8Spec,
     ModelQuantizer,
     QConfig,
@@ -328,6 +329,14 @@ def test_every_option_is_named_by_a_test_of_the_flow() -> None:
     folder = Path(__file__).parent
     words = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
     assert [name for name in Options.model_fields if name not in words] == []
+
+
+def test_weights_that_gptq_asks_for_are_those_of_presets_too() -> None:
+    said = GPTQConfig(bits=4, per_channel=True, mse=True)
+    preset = get_default_config("A8W8")
+    preset.algorithms = [said]
+    wanted = QConfig(QLayerConfig(Int8Spec(), Int8Spec()), algo_config=[said]).compile().rules.default.weight
+    assert wanted is not None and wanted.format == "int4" and Config(preset).compile().rules.default.weight == wanted
 
 
 @pytest.mark.parametrize("where", ["preset", "layers", "candidate"])

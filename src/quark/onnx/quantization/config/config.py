@@ -5,7 +5,7 @@ Both compile to a ``Job``. Compiling reads them and never changes them, so one o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import field, replace
 from typing import Any
@@ -95,11 +95,7 @@ class QConfig(KnownFields):
         refined = tuple(self._refinements(default, options))
         if self.use_dynamic_quant:
             refined = tuple(replace(rule, layer=rule.layer and _dynamic(rule.layer)) for rule in refined)
-        rules = Rules(default, refined)
-        for entry in algorithms:
-            if isinstance(entry, GPTQConfig) and default.weight is not None:
-                weight = entry.weight_spec(default.weight)
-                rules = replace(rules, default=replace(default, weight=weight))
+        rules = Rules(_with_weights_of(algorithms, default), refined)
         return for_target(_announced(Job(rules, options, self.target, self.use_external_data_format, algorithms)))
 
     def _refinements(self, default: LayerSpec, options: Options) -> Iterator[Rule]:
@@ -202,6 +198,12 @@ def _weight_method(weight: TensorSpec, from_option: str | None) -> str:
     if weight.scale_rule == "power_of_two":
         return "minmax" if weight.method == "minmax" else "mse"
     return _WEIGHT_METHODS[from_option] if from_option else "mse" if weight.method == "mse" else "minmax"
+
+
+def _with_weights_of(algorithms: Sequence[AlgoConfig], layer: LayerSpec) -> LayerSpec:
+    """The layer with the weights that a ``GPTQConfig`` asks for."""
+    last = next((entry for entry in reversed(algorithms) if isinstance(entry, GPTQConfig)), None)
+    return layer if last is None or layer.weight is None else replace(layer, weight=last.weight_spec(layer.weight))
 
 
 _RUN_TIME = TensorSpec("uint8", symmetric=False, dynamic=True)
@@ -346,8 +348,9 @@ class Config(KnownFields):
             Rule((name,), spec and with_options(spec, options), "layers", inputs=spec is None)
             for name, spec in legacy.layers.items()
         ]
-        rules = Rules(layer, (*single, Rule(excluded, None, "nodes_to_exclude")) if excluded else tuple(single))
         algorithms = checked(legacy.algorithms, "algorithms")
+        layer = _with_weights_of(algorithms, layer)
+        rules = Rules(layer, (*single, Rule(excluded, None, "nodes_to_exclude")) if excluded else tuple(single))
         wanted = legacy.include_cle and not (legacy.use_dynamic_quant or options.UseMatMulNBits)
         if wanted and not any(isinstance(entry, CLEConfig) for entry in algorithms):
             algorithms = (CLEConfig(), *algorithms)
