@@ -2,11 +2,14 @@
 
     Conv ∘ Concat(x[0::2, 0::2], x[1::2, 0::2], …)  =  one Conv on x, kernel and stride doubled      (also SpaceToDepth)
     AveragePool                                     =  a depthwise Conv whose weights are 1 / size
+    Softmax over channels of [N, C, H, W]           =  Softmax over channels of [N, C, H * W]
 
 The first form, the "focus" at the start of detectors, reads every pixel once instead of copying it four times at a
 stride. ONNX Runtime's integer AveragePool takes 20 times as long as its float one, a depthwise convolution a quarter.
+For a Softmax it moves the axis to the end, two axes that change places slowly, one axis that moves over one other fast:
+179 and 16 us for 80 x 22 x 22. It also takes Transposes around a Softmax away, and moves the axis itself.
 
-Both are exact but for the order of sums. Not handled: sizes that are not known or do not divide, padding given by
+All are exact but for the order of sums. Not handled: sizes that are not known or do not divide, padding given by
 ``auto_pad``, dilated or grouped convolutions behind a focus; averages that leave padding out of the count.
 """
 
@@ -28,11 +31,15 @@ from quark.onnx.graph.surgery import (
     constant_array,
     input_at,
     int_attribute,
+    ints_attribute,
     nodes_of,
+    opset,
     sole_consumer,
     substitute,
 )
 
+#: The opset from which a Softmax sums over one axis, and not over all behind it.
+OF_ONE_AXIS = 13
 #: Where a branch of a focus begins: (row, column) within a block.
 Offset = tuple[int, int]
 
@@ -41,7 +48,46 @@ def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
     name, pools = "faster_forms", nodes_of(model, "AveragePool")
     joined = rewrite_each(model, name, nodes_of(model, "Conv"), _focus, _join)
+    rows = nodes_of(model, "Softmax", "LogSoftmax") if opset(model) >= OF_ONE_AXIS else []
+    joined += rewrite_each(model, name, rows, _over_channels, _flat)
     return joined + rewrite_each(model, name, pools, lambda one: _not_depthwise(one) or one, _depthwise)
+
+
+# ---- softmax over channels -------------------------------------------------------------------------------------------
+
+
+def _over_channels(node: ir.Node) -> tuple[ir.Value, ir.Value, int, list[int]] | None:
+    """What a Softmax reads and makes, its axis, and the sizes of the axes behind, where there are two or more; without
+    the Transposes around it where they undo each other."""
+    source, made = node.inputs[0], node.outputs[0]
+    if source is None or source.shape is None:
+        return None
+    axis = int_attribute(node, "axis", -1) % len(source.shape)
+    before, behind = source.producer(), sole_consumer(made)
+    if before is not None and behind is not None and before.op_type == behind.op_type == "Transpose":
+        order, back = ints_attribute(before, "perm"), ints_attribute(behind, "perm")
+        if order and back and [order[k] for k in back] == sorted(order) and sole_consumer(source) is node:
+            source, made, axis = cast(ir.Value, before.inputs[0]), behind.outputs[0], order[axis]
+    sizes = [size if isinstance(size, int) else -1 for size in (source.shape or ())[axis + 1 :]]
+    return (source, made, axis, sizes) if len(sizes) > 1 and sizes.count(-1) <= 1 and 0 not in sizes else None
+
+
+def _flat(node: ir.Node, found: tuple[ir.Value, ir.Value, int, list[int]], names: Names) -> None:
+    """The axes behind as one, and back; sizes before them are copied."""
+    source, made, axis, sizes = found
+    kept = [0] * (axis + 1)
+    flat = _reshaped(source, [*kept, -1], node, names)
+    rows = ir.node(node.op_type, [flat.outputs[0]], {"axis": axis}, name=node.name)
+    rows.outputs[0].name, rows.outputs[0].type = names.fresh(f"{made.name}_rows"), source.type
+    substitute(made, [flat, rows, _reshaped(rows.outputs[0], [*kept, *sizes], node, names)])
+
+
+def _reshaped(value: ir.Value, shape: list[int], node: ir.Node, names: Names) -> ir.Node:
+    name = names.fresh(f"{value.name}_reshaped")
+    stored = add_initializer(cast(ir.Graph, node.graph), np.array(shape, np.int64), names.fresh(f"{name}_shape"))
+    made = ir.node("Reshape", [value, stored], name=name)
+    made.outputs[0].name, made.outputs[0].type = name, value.type
+    return made
 
 
 # ---- focus -----------------------------------------------------------------------------------------------------------

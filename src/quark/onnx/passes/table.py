@@ -212,10 +212,10 @@ TABLE: tuple[Pass, ...] = (
     ),
     Pass(
         "faster_forms",
-        "Sums of products in forms that integer kernels run faster: focus and averages as convolutions.",
+        "Sums in forms that kernels run faster: focus, averages as convolutions, Softmax over channels as over rows.",
         faster_forms.run,
         shapes=True,
-        when=("Conv", "AveragePool"),
+        when=("Conv", "AveragePool", "Softmax", "LogSoftmax"),
     ),
     Pass(
         "convert_split_to_slice",
