@@ -1,6 +1,6 @@
 """Every kind of rotary embedding in every architecture, by llama.cpp: right, or refused before a file is written.
 
-    python tests/consumers/llama_rope.py --judge FOLDER [--types llama,qwen3] [--kinds yarn,llama3]
+    python tests/consumers/llama_rope.py --judge FOLDER [--types llama,qwen3] [--kinds yarn;llama3]
 
 FOLDER as for ``llama_table.py``. Small random models of float32, so that nothing but the network can differ. A line a
 model type and kind: the relative error of log probabilities at the median position, the sentence of the refusal, or
@@ -31,6 +31,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "llama3": {"rope_type": "llama3", "factor": 8.0, **LLAMA3},
     "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
+    "longrope, long": {"rope_type": "longrope", "original_max_position_embeddings": 32},
+    "longrope, short": {"rope_type": "longrope", "original_max_position_embeddings": 256, "factor": 2.0},
     "yarn": YARN,
     "yarn, no length": {"rope_type": "yarn", "factor": 8.0},
     "yarn, beta": {**YARN, "beta_fast": 16, "beta_slow": 2},
@@ -39,6 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "yarn, both": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
     "yarn, attention": {**YARN, "attention_factor": 1.3},
 }
+LONG = {"short": 64, "long": 8}
 LIMIT = 0.001
 
 
@@ -61,7 +64,7 @@ def main() -> int:
     types = dict(tiny.model_types())
     bad = False
     for name in given.types.split(",") if given.types else sorted(set(ARCHITECTURES) & set(types)):
-        for kind in given.kinds.split(",") if given.kinds else KINDS:
+        for kind in given.kinds.split(";") if given.kinds else KINDS:
             found = cell(tiny, name, types[name], KINDS[kind], given.judge)
             bad |= found.startswith("**no**")
             print(name, kind, found, sep="\t", flush=True)
@@ -71,6 +74,10 @@ def main() -> int:
 def cell(tiny: Any, name: str, cls: str, rope: dict[str, Any], judge: str) -> str:
     """One model."""
     more = {"rope_parameters": {"rope_theta": 1e4, **rope}, "max_position_embeddings": 256}
+    if rope["rope_type"] == "longrope":  # a head of 64 numbers, or the part of one
+        pairs = range(16 if name == "minicpm3" else 32)
+        factors = {f"{kind}_factor": [1 + number / size for number in pairs] for kind, size in LONG.items()}
+        more["rope_parameters"] |= factors
     plain, ids = tiny.tiny_config, list(range(5, 125))
     tiny.tiny_config = lambda name, cls, given: plain(name, cls, {**given, **more})
     try:

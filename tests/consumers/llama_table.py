@@ -105,9 +105,10 @@ number; Falcon, GPT-NeoX and MPT have that by erf), and YaRN with whole bounds f
 `truncate: false` (0.001).
 
 Kinds of rotary embedding are asked by `tests/consumers/llama_rope.py`: plain, of a part of each head, `linear`,
-`dynamic`, `llama3`, and `yarn` with other settings. What llama.cpp does not read in an architecture (`llama3`, parts of
-heads), or has as a constant (bounds of `yarn`), is refused before anything is written. Every other entry of a
-configuration is changed in turn by `tests/consumers/llama_entries.py`: llama.cpp answers alike, or it is refused.
+`dynamic`, `llama3`, `proportional`, `longrope`, and `yarn` with other settings. What llama.cpp does not read in an
+architecture (`llama3`, parts of heads), or has as a constant (bounds of `yarn`), is refused before anything is
+written. Every other entry of a configuration is changed in turn by `tests/consumers/llama_entries.py`: llama.cpp
+answers alike, or it is refused.
 
 `nemotron_h` is asked with a `time_step_min` of 1e-9: transformers has that least step in a text but not in the words
 that follow, llama.cpp nowhere (the published 0.001: 0.0002 to 0.0009).

@@ -392,8 +392,9 @@ def test_every_kind_of_rotary_embedding_is_written_or_told_what_to_do() -> None:
     writer = gguf.GGUFWriter(None, "llama")
     for kind in ("default", *ROPE_INIT_FUNCTIONS):
         rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
+        rope |= {"long_factor": [2.0], "short_factor": [1.0]}
         config = SimpleNamespace(rope_parameters=rope, max_position_embeddings=128)
-        if kind in ("default", "linear", "yarn", "llama3", "proportional"):
+        if kind in ("default", "linear", "yarn", "llama3", "proportional", "longrope"):
             add_rope(writer, config, ARCHITECTURES["llama"])
             continue
         with pytest.raises(ModelError, match=f"'{kind}'.*--format onnx"):

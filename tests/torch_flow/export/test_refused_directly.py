@@ -96,7 +96,7 @@ def test_scalings_of_a_rotary_embedding(kind: str | None) -> None:
     gguf = pytest.importorskip("gguf")
     rope = {} if kind is None else {"rope_type": kind, "factor": 4.0}
     with refused(f"is scaled by '{kind}'" if kind in ("longrope", "dynamic") else None, ModelError):
-        found = rotary(rope, ARCHITECTURES["llama"])
+        found = rotary(rope, ARCHITECTURES["mixtral"])
         scaled = {"scaling_type": gguf.RopeScalingType.LINEAR, "scaling_factor": 4.0} if kind == "linear" else {}
         assert found == {"freq_base": 5e5, **scaled}
 

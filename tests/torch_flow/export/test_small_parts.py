@@ -472,13 +472,39 @@ def test_a_scheme_that_no_type_holds_is_named() -> None:
         coded_entry("up.weight", "up", model.model.layers[0].mlp.up_proj, lambda x: x, lambda: np.zeros(1))
 
 
+@pytest.mark.parametrize(("kind", "length"), [("short", 64), ("long", 65)])
+def test_the_factors_of_longrope_are_those_of_transformers(kind: str, length: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from quark.torch.export.gguf_architectures import add_rope, long_factors
+    from quark.torch.export.gguf_table import ARCHITECTURES
+
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    rope |= {"short_factor": [1 + number / 8 for number in range(8)], "long_factor": [2.0 + n for n in range(8)]}
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=512, rope_parameters=rope)
+    frequencies, scale = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=length)
+    found = long_factors(config)[f"rope_factors_{kind}"]
+    np.testing.assert_allclose(1 / (found * 1e4 ** (np.arange(0, 16, 2) / 16)), frequencies.numpy(), rtol=1e-5)
+    told: dict[str, Any] = {}
+
+    class Writer:
+        def __getattr__(self, name: str) -> Any:
+            return lambda value: told.__setitem__(name, value)
+
+    add_rope(Writer(), config, ARCHITECTURES["llama"])
+    assert (told["add_rope_scaling_attn_factors"], told["add_rope_scaling_orig_ctx_len"]) == (scale, 64)
+
+
 @pytest.mark.parametrize("size", [64, 32])
 def test_the_frequencies_of_llama3_are_those_of_transformers(size: int) -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     from quark.torch.export.gguf_architectures import rope_factors
+    from quark.torch.export.gguf_table import ARCHITECTURES
 
+    row = ARCHITECTURES["llama"]
     rope = {
         "rope_type": "llama3",
         "rope_theta": 10000.0,
@@ -490,11 +516,11 @@ def test_the_frequencies_of_llama3_are_those_of_transformers(size: int) -> None:
     config = LlamaConfig(hidden_size=size * 4, num_attention_heads=4, rope_parameters=rope)
     scaled = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].double().numpy()
     plain = 1.0 / 10000.0 ** (np.arange(0, size, 2) / size)
-    found = rope_factors(config)
+    found = rope_factors(config, row)
     assert found is not None and found.dtype == np.float32
     np.testing.assert_allclose(found, plain / scaled, rtol=1e-5)
     assert len(set(np.round(found, 3))) > 3
-    assert rope_factors(LlamaConfig(hidden_size=64, num_attention_heads=4)) is None
+    assert rope_factors(LlamaConfig(hidden_size=64, num_attention_heads=4), row) is None
 
 
 @pytest.mark.parametrize(
@@ -640,6 +666,7 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
     assert named("window") == {
         "gemma2",
         "gemma3_text",
+        "gemma4_text",
         "gpt_oss",
         "cohere2",
         "olmo3",
@@ -663,6 +690,7 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
     normed = {name: row.fixed["norm_topk_prob"] for name, row in ARCHITECTURES.items() if "norm_topk_prob" in row.fixed}
     assert normed == {
         "qwen2_moe": False, "qwen3_moe": True, "olmoe": False, "deepseek_v2": False, "lfm2_moe": True,
+        "qwen3_vl_moe_text": True,
         **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text", "qwen3_5_text"), True),
     }  # fmt: skip
 

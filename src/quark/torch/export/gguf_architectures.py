@@ -33,7 +33,7 @@ NO_EPS, NONE_LEAST = ("qwen2vl",), 1e-6  # no epsilon in norms, whatever the fil
 LEAST = 1e-5  # an epsilon of norms that answers as 1e-6 does, to within 1e-4
 #: A least step of states, which transformers has in texts but not in the words that follow: moves answers by 1e-3.
 LEAST_STEP = 0.001
-PROPORTIONAL = "proportional"
+PROPORTIONAL, LONG = "proportional", "longrope"
 DIVIDED = ("llama3", PROPORTIONAL)  # kinds that are told by what frequencies are divided by
 STILL = 1e30  # what a frequency is divided by that turns nothing
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -343,10 +343,26 @@ def add_rope(writer: Any, config: Any, row: Architecture) -> None:
         add_yarn(writer, rope, row)
     elif kind in DIVIDED and not row.divisors:
         raise ModelError(f"the rotary embedding is scaled by {kind!r}, which llama.cpp does not read in {row.name!r}")
+    elif kind == LONG and row.long:
+        add_longrope(writer, rope, config.max_position_embeddings)
     elif kind not in ("default", *DIVIDED):
         known = "'default', 'linear', 'yarn' and 'llama3' can be written. Use another format"
         why = DYNAMIC.format(length=config.max_position_embeddings) if kind == "dynamic" else known
         raise ModelError(f"the rotary embedding is scaled by {kind!r}; {why} ({OTHERS})")
+
+
+def add_longrope(writer: Any, rope: dict[str, Any], length: int) -> None:
+    """LongRoPE: its factors are tensors."""
+    import gguf
+
+    original = int(rope["original_max_position_embeddings"])
+    factor = rope.get("factor") or length / original
+    scale = rope.get("attention_factor") or (
+        math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    )
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+    writer.add_rope_scaling_orig_ctx_len(original)
+    writer.add_rope_scaling_attn_factors(scale)
 
 
 def add_yarn(writer: Any, rope: dict[str, Any], row: Architecture) -> None:
@@ -387,6 +403,13 @@ def add_yarn(writer: Any, rope: dict[str, Any], row: Architecture) -> None:
     ):
         if rope.get(key) is not None:
             getattr(writer, method)(float(rope[key]))
+
+
+def long_factors(config: Any) -> dict[str, np.ndarray]:
+    """The factors of LongRoPE by the names that they have in a file; none: it is another embedding."""
+    rope = rope_of(config)
+    kinds = ("long", "short") if rope.get("rope_type") == LONG else ()
+    return {f"rope_factors_{kind}": np.array(rope[f"{kind}_factor"], np.float32) for kind in kinds}
 
 
 def rope_factors(config: Any, row: Architecture) -> np.ndarray | None:

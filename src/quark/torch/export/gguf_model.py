@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -30,12 +31,14 @@ from quark.torch.export.gguf_architectures import (
     add_numbers,
     architecture_of,
     check_network,
+    long_factors,
     rope_factors,
+    rope_of,
     slides,
 )
 from quark.torch.export.gguf_row import Architecture
 from quark.torch.export.gguf_table import DECODERS
-from quark.torch.export.gguf_tensors import FileLoss, GGUFTensor, entries_of
+from quark.torch.export.gguf_tensors import FileLoss, GGUFTensor, Values, entries_of
 from quark.torch.export.gguf_types import FLOATS, TYPES, GGUFTarget, check_types
 from quark.torch.export.gguf_vocabulary import add_vocabulary
 from quark.torch.export.language_part import language_part
@@ -160,6 +163,11 @@ def warn_of(whole: nn.Module, model: nn.Module, row: Architecture) -> None:
         log.warning("GGUF holds no quantized activations: llama.cpp computes with its own")
     if left := sorted(name for name, _ in model.named_parameters() if name.startswith(row.left)):
         log.warning("llama.cpp does not compute with %s; the file is without them", ", ".join(left))
+    if (length := rope_of(config).get("original_max_position_embeddings")) and long_factors(config):
+        log.warning(
+            "llama.cpp takes the factors of LongRoPE by the length of its context, transformers by that of the text: "
+            "for texts up to %d tokens run it with -c %d", length, length,
+        )  # fmt: skip
     if beside:
         log.warning(
             "the file holds the language model alone, without %s: llama.cpp has those in a file of their own (mmproj)",
@@ -223,11 +231,15 @@ def names_of(row: Architecture, config: Any) -> tuple[Any, ...]:
 
 
 def factors(config: Any, row: Architecture) -> list[GGUFTensor]:
-    """The tensor of what frequencies are divided by, where there is one."""
-    found = rope_factors(config, row)
-    return (
-        [] if found is None else [GGUFTensor("rope_freqs.weight", "F32", found.shape, lambda: (found, lambda: found))]
-    )
+    """The tensors of what frequencies are divided by, where there are any."""
+    plain = rope_factors(config, row)
+    found = long_factors(config) | ({} if plain is None else {"rope_freqs": plain})
+    return [GGUFTensor(f"{name}.weight", "F32", one.shape, partial(made, one)) for name, one in found.items()]
+
+
+def made(values: np.ndarray) -> tuple[np.ndarray, Values]:
+    """Data that are their values."""
+    return values, lambda: values
 
 
 def write(

@@ -28,6 +28,7 @@ class Architecture:
         period: every so many layers one sees all tokens, the others a window; 0: nothing is taken for granted.
         gating: how scores of experts are made, where llama.cpp is told: a name of ``gguf.ExpertGatingFuncType``.
         partial: a part of each head may be rotated.
+        long: llama.cpp has the two sets of factors of LongRoPE, and takes one by the length of its context.
         divisors: llama.cpp reads what the frequencies of rotary embedding are divided by (Llama 3.1).
         yarn_unit: what llama.cpp is told for an ``mscale_all_dim`` of 1; 0: it has none.
         numbers: further keys of the configuration, and their method of ``GGUFWriter``.
@@ -62,6 +63,7 @@ class Architecture:
     period: int = 0
     gating: str = ""
     partial: bool = False
+    long: bool = False
     divisors: bool = False
     yarn_unit: float = 0.0
     numbers: Mapping[str, str] = field(default_factory=dict)

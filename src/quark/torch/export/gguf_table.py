@@ -39,7 +39,7 @@ BERT = Architecture(
     constants=NOT_CAUSAL,
 )
 ARCHITECTURES = {
-    "llama": Architecture("llama", biases=("attention_bias", "mlp_bias"), divisors=True, interleaved=True),
+    "llama": Architecture("llama", biases=("attention_bias", "mlp_bias"), long=True, divisors=True, interleaved=True),
     "mistral": Architecture("llama", divisors=True, interleaved=True),
     "mixtral": Architecture("llama", divisors=True, interleaved=True),
     "qwen2": Architecture("qwen2"),
@@ -86,7 +86,7 @@ ARCHITECTURES = {
             "add_rope_freq_base_swa": lambda config: float(config.rope_parameters["sliding_attention"]["rope_theta"]),
         },
     ),
-    "phi3": Architecture("phi3", partial=True),
+    "phi3": Architecture("phi3", partial=True, long=True),
     "gpt_oss": Architecture(
         "gpt-oss",
         fixed={"attention_bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
@@ -212,7 +212,11 @@ ARCHITECTURES = {
         },
     ),
     "minicpm3": Architecture(
-        "minicpm3", small_eps=EPS, numbers=LATENT, fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+        "minicpm3",
+        long=True,
+        small_eps=EPS,
+        numbers=LATENT,
+        fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     ),
     "glm": Architecture("chatglm", whole_heads=True, biases=("attention_bias",), partial=True),
     "solar_open": Architecture(
