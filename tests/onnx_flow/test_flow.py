@@ -19,6 +19,7 @@ from tests.onnx_flow import models
 from tests.pairs import pairs
 
 from quark.cli import main
+from quark.config.presets import PRESETS
 from quark.demo import data as digits
 from quark.errors import ConfigError, DataError, ModelError, QuarkError
 from quark.onnx import (
@@ -333,7 +334,7 @@ def test_an_output_without_a_shape_gets_the_one_that_its_node_makes() -> None:
         ModelQuantizer(QConfig.get_default_config("UINT8_DYNAMIC_QUANT")).quantize_model(unknown)
 
 
-@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A8W8_CPU", "A16W8"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_model_of_double_precision_is_told_so(preset: str) -> None:
     """What scikit-learn and TensorFlow export of float64 data."""
     text = "g (double[n, 4] x) => (double[n, 3] y) { h = MatMul(x, w) c = Relu(h) y = Add(c, b) }"

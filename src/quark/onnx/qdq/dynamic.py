@@ -159,7 +159,7 @@ def _why_float(node: ir.Node, layer: LayerSpec, job: Job, no_data: Reason) -> Re
         return no_data
     read = [input_at(node, position) for position in {*rule.data, *rule.weights}]
     if layer.weight is None or any(value is None or value.dtype != ir.DataType.FLOAT for value in read):
-        return "it computes on other types than float32"
+        return slots.in_float64(node) or "it computes on other types than float32"
     if node.op_type == "MatMul" and job.options.MatMulConstBOnly is not False and not _constant(node, 1):
         return "MatMulConstBOnly: its second input is not constant"
     if node.op_type == "MatMul" and _constant(node, 0):

@@ -75,7 +75,7 @@ def _why_float(node: ir.Node, nbits: NBits, options: Options, no_data: str | Non
         return listed
     weight = input_at(node, WEIGHTS[node.op_type])
     if weight is None or not (slots.is_float(weight) and is_constant(weight)):
-        return "it has no constant weight"
+        return slots.in_float64(node) or "it has no constant weight"
     if no_data is not None:
         return no_data
     if len(weight.shape or ()) != 2:

@@ -244,13 +244,12 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
     if node in placement.dividing or DIVISORS.get(node.op_type) == 0:  # a Log itself: what it reads is float
         return "something is divided by its result, or its logarithm taken, or it divides exponentials: never 0"
     rule = OP_RULES.get(node.op_type, GENERIC)
+    if not slots.data_inputs(node, rule) and slots.weight_input(node, rule) is None:
+        return slots.in_float64(node) or "it reads no float tensor"
     if node.op_type == "MatMul" and _const_b_only(placement.job) and slots.weight_input(node, rule) is None:
         return "MatMulConstBOnly: its second input is not constant"
     if node in placement.masking:
         return "it carries an attention mask or padding: a scale that covers it would leave the values no resolution"
-    if not slots.data_inputs(node, rule) and slots.weight_input(node, rule) is None:
-        wide = any(value is not None and value.dtype == ir.DataType.DOUBLE for value in node.inputs)
-        return "it computes in float64: export it in float32" if wide else "it reads no float tensor"
     return None
 
 

@@ -29,6 +29,12 @@ def is_float(value: ir.Value | None) -> bool:
     return value.dtype in _FLOATS and isinstance(value.type, ir.TensorType)
 
 
+def in_float64(node: ir.Node) -> str | None:
+    """Why a node that reads float64 stays as it is."""
+    wide = any(value is not None and value.dtype == ir.DataType.DOUBLE for value in node.inputs)
+    return "it computes in float64: export it in float32" if wide else None
+
+
 def data_inputs(node: ir.Node, rule: OpRule) -> list[ir.Value]:
     """The float inputs that are activations by the rule; constants among them included."""
     positions: Iterable[int] = rule.data if rule.data is not None else _all_but_places(node)
