@@ -96,7 +96,6 @@ def damaged(values: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], byt
 
 for reader, causes, name, values in (
     ("preprocess", PREPROCESS, FILE, PICTURES),
-    ("preprocess", PREPROCESS, FILE, SECTIONS),
     ("plan", PLANS, "plan.yaml", PLAN),
     ("energy", ENERGIES, "energy.yaml", ENERGY),
 ):
@@ -104,3 +103,5 @@ for reader, causes, name, values in (
         causes.append(Cause(reader, kind, damage, partial(put, name, made)))
     for damage, content in YAMLS.items():
         causes.append(Cause(reader, "text", damage, partial(put, name, content)))
+for kind, damage, made in damaged(SECTIONS):
+    PREPROCESS.append(Cause("preprocess", f"in a section: {kind}", damage, partial(put, FILE, made)))

@@ -95,6 +95,9 @@ def test_the_fastest_division_is_taken_and_made_again_without_timing(
 def test_bodies_are_timed_too(name: str, dress: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were all in integers with TuneSpeed, whatever was faster; now its names there make the same bytes again."""
     dressed = [DRESSES[dress](net(), feed) for feed in FEEDS]
+    monkeypatch.setattr(
+        tuned_speed, "_node_seconds", lambda *args: {}
+    )  # or a busy machine makes two divisions the same
     fastest(monkeypatch, name)
 
     def quantized(**options: Any) -> Result:
