@@ -63,20 +63,22 @@ def _over_channels(node: ir.Node) -> tuple[ir.Value, ir.Value, int, list[int]] |
     if source is None or source.shape is None:
         return None
     axis = int_attribute(node, "axis", -1) % len(source.shape)
-    before, behind = source.producer(), sole_consumer(made)
-    if before is not None and behind is not None and before.op_type == behind.op_type == "Transpose":
-        order, back = ints_attribute(before, "perm"), ints_attribute(behind, "perm")
-        if order and back and [order[k] for k in back] == sorted(order) and sole_consumer(source) is node:
-            source, made, axis = cast(ir.Value, before.inputs[0]), behind.outputs[0], order[axis]
-    sizes = [size if isinstance(size, int) else -1 for size in (source.shape or ())[axis + 1 :]]
-    return (source, made, axis, sizes) if len(sizes) > 1 and sizes.count(-1) <= 1 and 0 not in sizes else None
+    there, back = source.producer(), sole_consumer(made)
+    if there is not None and back is not None and there.op_type == back.op_type == "Transpose":
+        order, again = ints_attribute(there, "perm"), ints_attribute(back, "perm")
+        if order and again and [order[k] for k in again] == sorted(order) and sole_consumer(source) is node:
+            source, made, axis = cast(ir.Value, there.inputs[0]), back.outputs[0], order[axis]
+    known = [size if isinstance(size, int) else -1 for size in source.shape or ()]
+    before, behind = known[: axis + 1], known[axis + 1 :]
+    free = sum(size < 1 for size in (before if -1 in behind else []) + behind)  # no free size is told beside a 0
+    return (source, made, axis, behind) if len(behind) > 1 and free <= 1 and 0 not in behind else None
 
 
 def _flat(node: ir.Node, found: tuple[ir.Value, ir.Value, int, list[int]], names: Names) -> None:
     """The axes behind as one, and back; sizes before them are copied."""
     source, made, axis, sizes = found
     kept = [0] * (axis + 1)
-    flat = _reshaped(source, [*kept, -1], node, names)
+    flat = _reshaped(source, [*kept, -1 if -1 in sizes else math.prod(sizes)], node, names)
     rows = ir.node(node.op_type, [flat.outputs[0]], {"axis": axis}, name=node.name)
     rows.outputs[0].name, rows.outputs[0].type = names.fresh(f"{made.name}_rows"), source.type
     substitute(made, [flat, rows, _reshaped(rows.outputs[0], [*kept, *sizes], node, names)])
