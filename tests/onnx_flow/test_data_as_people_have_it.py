@@ -370,6 +370,11 @@ def test_models_of_one_folder_keep_their_own_preprocessing(tmp_path: Path) -> No
     assert read_beside(tmp_path / "renamed.onnx") == pictured[0]
     (tmp_path / FILE).write_text("scale: 1")
     assert read_beside(names[3]) == Preprocessing(scale=1.0), "without a name it is of all models"
+    (tmp_path / FILE).write_text(text_of(pictured[1], names[0], names[2]))
+    assert read_beside(names[3]) == Preprocessing(scale=1.0), "and stays so when one of them is quantized"
+    assert [read_beside(path) for path in (names[0], names[2])] == [pictured[1], pictured[1]]
+    (tmp_path / FILE).write_text(text_of(pictured[0], names[0], tmp_path / "other" / names[3].name))
+    assert read_beside(names[3]) == Preprocessing(scale=1.0), "the float model is another one of the same name"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ run because a file says so.
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def text_of(settings: Preprocessing, made: Path, source: Path) -> str:
     Args:
         settings: how the pictures of ``made`` were read; of a function its name alone is written.
         made: the quantized model.
-        source: the float model.
+        source: the float model; named where it is in the folder too, since others have models of the same name.
     """
     import yaml
 
@@ -47,18 +48,22 @@ def text_of(settings: Preprocessing, made: Path, source: Path) -> str:
         {} if settings.function else {"scale": 255.0, "mean": [0.0], "std": [1.0], "bgr": False, "resize": "stretch"}
     )
     others = {name: part for name, part in _sections(made.with_name(FILE)).items() if _is_there(made, name)}
-    others.pop(made.name, None)
-    whole = {**others, made.name: {"float_model": source.name, **usual, **said}}
+    here = {"float_model": source.name} if source.resolve().parent == made.resolve().parent else {}
+    others = {name: part for name, part in others.items() if name not in (made.name, *here.values())}
+    whole = {**others, made.name: {**here, **usual, **said}}
     return f"# {MARK}: pixel / scale - mean, / std\n{yaml.safe_dump(whole, sort_keys=False)}"
 
 
 def _sections(path: Path) -> dict[Any, Any]:
-    """What a file says of each model; nothing where it is not there, damaged, or says something of all models."""
+    """What a file says of each model, one without sections of every model of the folder; nothing where it is not there
+    or damaged."""
     try:
         said = read_settings(path, "the preprocessing") if path.is_file() else {}
     except ConfigError:
         return {}
-    return said if _has_sections(said) else {}
+    if not isinstance(said, dict) or not said or _has_sections(said):
+        return said if _has_sections(said) else {}
+    return {model.name: deepcopy(said) for model in sorted(path.parent.glob("*.onnx"))}  # what is shared gets aliases
 
 
 def _has_sections(said: Any) -> bool:
