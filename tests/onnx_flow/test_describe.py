@@ -44,6 +44,16 @@ def product(size: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10, producer_name="hand")
 
 
+@pytest.mark.parametrize("kind", ["QLinearAdd", "DynamicQuantizeMatMul", "GatherBlockQuantized", "QAttention"])
+def test_operators_on_codes_of_other_tools_are_told(kind: str, tmp_path: Path) -> None:
+    """A model whose every layer was one of them was called a float model, and its plan left them out."""
+    proto = product(4)
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    proto.graph.node[-1].CopyFrom(helper.make_node(kind, ["m", "w"], ["y"], "other", domain="com.microsoft"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert describe(tmp_path / "m.onnx").others == (f"a plan holds no {kind}, which is the node 'other'",)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     onnx.save(product(4), tmp_path / "m.onnx")

@@ -43,7 +43,24 @@ from quark.operators.block_operators import operator_of
 REASON = "the quantized model has it so"
 _FORMATS = {row.onnx_type: name for name, row in reversed(FORMATS.items()) if getattr(row, "onnx_type", None)}
 _HALVES = {int(ir.DataType.BFLOAT16): "bfloat16", int(ir.DataType.FLOAT16): "float16"}
-_REFUSED = ("MatMulNBits", "QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger")
+#: Operators on codes or on stored codes; beside them those whose names begin with ``QLinear``.
+_REFUSED = frozenset(
+    [
+        "ConvInteger",
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "GatherBlockQuantized",
+        "MatMulBnb4",
+        "MatMulFpQ4",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "QAttention",
+        "QEmbedLayerNormalization",
+        "QGemm",
+        "QMoE",
+    ]
+)
 Sides = tuple[np.ndarray, np.ndarray]
 _CODES = ("_quantized", "_codes")  # what a constant's codes are called after its name, here and in ONNX Runtime
 
@@ -111,7 +128,7 @@ def rows_of(model: ir.Model, constants: bool = True) -> Iterator[tuple[ir.Node, 
     """
     for node in all_nodes_in_graphs(model):
         source = input_at(node, 0)
-        if node.op_type in _REFUSED:
+        if node.op_type in _REFUSED or node.op_type.startswith("QLinear"):
             yield node, ModelError(f"a plan holds no {node.op_type}, which is the node {node.name!r}")
         elif source is not None and (constants or not is_constant(source)):
             try:
