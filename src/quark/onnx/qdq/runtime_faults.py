@@ -1,4 +1,4 @@
-"""Nodes that keep seven faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
+"""Nodes that keep eight faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
 
 Of a Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear the runtime rounds float weights to int8,
 one scale per tensor, and says nothing: a layer that was excluded because its weights do not stand that, or whose
@@ -24,7 +24,8 @@ The runtime carries a DequantizeLinear forward over operators that only move val
 It carries a QuantizeLinear back over them, too: a MaxPool behind a float layer works on codes then, for which it has a
 fast kernel in the layout of integer convolutions alone, and takes 15 to 80 times as long (112 x 112 of 32 channels: 20
 to 1,700 us; a model whose first layer stays float, 0.2 of its speed). A Clip to more than what the codes express stops
-it, and is removed afterwards for the same reason.
+it, and is removed afterwards for the same reason. Of a MaxPool that also tells places (for a MaxUnpool), these would
+be those of the first of equal codes, not of the largest value: the copy keeps it in float.
 """
 
 from __future__ import annotations
@@ -198,14 +199,19 @@ def _overflows(node: ir.Node, version: int) -> bool:
 
 
 def _keep_float_pools(model: ir.Model, names: Names) -> None:
-    """A Clip behind a MaxPool of floats whose result becomes codes of 8 bits for a CPU."""
+    """A Clip behind a MaxPool of floats whose result becomes codes of 8 bits for a CPU; a copy where places count."""
     for node in list(model.graph):
-        if node.op_type != "MaxPool" or node.domain or _carries(node):
+        if node.op_type != "MaxPool" or node.domain:
             continue
         behind = sole_consumer(node.outputs[0])
         while behind is not None and _is_mover(behind):
             behind = sole_consumer(behind.outputs[0])
-        lowest = None if behind is None else _lowest(behind)
+        if behind is None or behind.op_type != "QuantizeLinear":
+            continue
+        if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+            _copy(model.graph, node, list(node.outputs[0].uses()), names)
+            continue
+        lowest = None if _carries(node) else _lowest(behind)
         if lowest is None:
             continue
         value = node.outputs[0]
