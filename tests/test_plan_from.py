@@ -202,6 +202,9 @@ ONNX: dict[str, tuple[Edit, str]] = {
     "readers": (lambda plan: row(plan, "x").update(readers=["nobody"]), "the node 'nobody' does not read it"),
     "node": (lambda plan: plan["nodes"][0].update(quantized=False), "only explain"),
     "given": (lambda plan: row(plan, "x").update(given=[float("nan"), 0]), "is not finite"),
+    "no scale": (lambda plan: row(plan, "x").update(given=[-0.5, 0]), "is not more than 0"),
+    "no code": (lambda plan: row(plan, "x").update(given=[0.5, 300]), "no code of int8 (-128 to 127)"),
+    "twice": (lambda plan: plan["tensors"].append(dict(row(plan, "x"), group="b")), "two rows of it"),
     "real zero": (lambda plan: row(plan, "w")["spec"].update(real_zero=True), "ONNX has neither"),
     "two stages": (lambda plan: row(plan, "w")["spec"].update(second=dict(row(plan, "x")["spec"])), "ONNX has neither"),
     "three stages": (

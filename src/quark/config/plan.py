@@ -179,6 +179,9 @@ class Plan:
     def from_dict(cls, data: dict[str, Any]) -> Plan:
         """The plan whose JSON this is."""
         tensors = [_tensor_from_dict(entry) for entry in data["tensors"]]
+        names = [tensor.name for tensor in tensors]
+        if twice := [name for name in set(names) if names.count(name) > 1] if len(set(names)) < len(names) else []:
+            refuse(min(twice), "the plan has two rows of it, and a tensor has one")
         nodes = [NodePlan(**entry) for entry in data["nodes"]]
         proposals, floats = list(data.get("proposals", [])), dict(data.get("floats", {}))
         tuned = dict(data.get("tuned", {}))

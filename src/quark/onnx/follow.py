@@ -21,6 +21,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import NodePlan, Plan, TensorPlan, refuse
 from quark.errors import ConfigError, QuarkError, unknown
+from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Group
 from quark.numerics.rounding import ROUNDINGS
 from quark.observers.registry import BUILT_IN, SEARCHES
@@ -116,8 +117,21 @@ def _check(row: TensorPlan, values: dict[str, ir.Value], job: Job) -> None:
         list(opsets_of_row(row, job.options))
     except QuarkError as error:
         refuse(row.name, str(error))
-    if row.given is not None and not all(np.isfinite(side).all() for side in row.given):
+    if row.given is not None:
+        _check_given(row, *row.given)
+
+
+def _check_given(row: TensorPlan, scale: Any, zero_point: Any) -> None:
+    if row.role == "bias":
+        refuse(row.name, "the scale of a bias is that of its input and weight: given is null")
+    if not all(np.isfinite(side).all() for side in (scale, zero_point)):
         refuse(row.name, "the scale or zero point that is given is not finite")
+    if not (np.asarray(scale) > 0).all():
+        refuse(row.name, "the scale that is given is not more than 0")
+    kind, zeros = get_format(row.spec.format), np.asarray(zero_point)
+    least, most = (kind.min, kind.max) if isinstance(kind, Int) else (0, 0)
+    if ((zeros < least) | (zeros > most)).any():
+        refuse(row.name, f"the zero point that is given is no code of {row.spec.format} ({least} to {most})")
 
 
 def _check_spec(row: TensorPlan, job: Job) -> None:
