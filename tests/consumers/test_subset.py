@@ -267,6 +267,7 @@ def test_what_transformers_misreads_is_refused_but_for_vllm(
         ("gpt_oss", "fp8", "quark", "whose rows take turns"),
         ("gpt_oss", "mxfp4", "compressed-tensors", "whose rows take turns"),
         ("mixtral", "int8", "compressed-tensors", "Unsupported FusedMoe scheme"),
+        ("mixtral", "int4_wa_64", "compressed-tensors", "Unsupported FusedMoe scheme"),
         ("mixtral", "int8", "quark", "no kernel to run them"),
         ("mixtral", "ptpc_fp8", "modelopt", "a scale per row"),
         ("mixtral", "fp8", "modelopt", None),

@@ -18,7 +18,7 @@ from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.files.quantize import quantize_checkpoint
 from quark.torch.files.skeleton import read_skeleton
 from quark.torch.forecast import forecast
-from quark.torch.language import load_model
+from quark.torch.language import load_model, load_tokenizer
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -116,6 +116,13 @@ def test_numbers_that_cannot_be_are_refused_by_both_readers(kind: str, name: str
     put(tmp_path, folder_of(kind, tmp_path), (name,), value)
     assert refused(tmp_path, lambda: load_model(tmp_path))
     assert refused(tmp_path, lambda: read_skeleton(read_checkpoint(tmp_path)))
+
+
+@pytest.mark.parametrize("value", ["64", 64.0, -1, 7])
+def test_a_value_that_its_class_refuses_is_refused_by_what_reads_tokenizers(value: Any, tmp_path: Path) -> None:
+    put(tmp_path, folder_of("llama", tmp_path), ("hidden_size",), value)
+    with pytest.raises(ModelError, match="describes no model that"):
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.slow

@@ -158,6 +158,11 @@ def test_what_reads_float_folders_says_of_a_quantized_one_what_takes_it(
         ("text", "is 'text', and must be an object"),
         ({"quant_method": 5}, "unknown quant_method"),
         ({"bits": 4}, "None"),
+        ({}, "unknown quant_method"),
+        *(
+            ({"bits": 4, "group_size": 32, "quant_algo": "FP8", "quant_method": one}, "every tensor beside it is float")
+            for one in ("fp8", "awq", "gptq", "mxfp4", "modelopt", "bitsandbytes")
+        ),
     ],
 )
 def test_every_command_refuses_what_names_no_method(

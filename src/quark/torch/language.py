@@ -145,8 +145,32 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
     for name in TOKENIZER_FILES:  # transformers and tokenizers read them without limits
         if (folder / name).exists() and not isinstance(read_json(folder / name, ModelError, "the file"), dict):
             raise ModelError(f"{str(folder / name)!r} holds no JSON object")
+    check_config(folder, trust_remote_code)
     with _said(f"{str(folder)!r} has no tokenizer that can be loaded"):
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+
+
+def check_config(folder: Path, trust_remote_code: bool) -> None:
+    """``config.json``, which is read for a tokenizer too, holds values that its class takes.
+
+    Raises:
+        ModelError: it does not; the field is named.
+    """
+    from transformers import AutoConfig
+
+    from quark.torch.export.model_files import read_object
+    from quark.torch.files.fitting import told
+
+    file = folder / "config.json"
+    config = read_object(file) if file.is_file() else {}
+    if not config.get("model_type"):
+        return
+    try:
+        with told(folder, config, (OSError, ValueError)):
+            AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError) as error:  # a type that transformers does not know has a tokenizer all the same
+        if isinstance(error, ModelError):
+            raise
 
 
 @contextmanager

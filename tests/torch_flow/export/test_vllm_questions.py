@@ -120,6 +120,14 @@ def test_integer_inputs_whose_scales_are_known(inputs: Any, expected: bool) -> N
     assert vllm_reads.has_integer_tensors(QConfig(QLayerConfig(weight=ROWS, input_tensors=inputs))) is False
 
 
+@pytest.mark.parametrize(("inputs", "expected"), [
+    (Spec(Dtype.int4, **GROUP, is_dynamic=True), True), (Spec(Dtype.int8, **DYNAMIC), False), (INT8, False),
+    (Spec(Dtype.fp8_e4m3, **GROUP, is_dynamic=True), False), (None, False),
+])  # fmt: skip
+def test_integer_inputs_of_a_scale_per_group(inputs: Any, expected: bool) -> None:
+    assert vllm_reads.has_integer_groups(QConfig(QLayerConfig(weight=ROWS, input_tensors=inputs))) is expected
+
+
 @pytest.mark.parametrize("missing", [None, "A_log", *vllm_reads.SCANNED])
 def test_a_selective_scan_has_all_of_its_projections(missing: str | None) -> None:
     module = nn.ModuleDict({name: nn.Linear(2, 2) for name in vllm_reads.SCANNED if name != missing})

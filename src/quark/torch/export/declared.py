@@ -33,7 +33,7 @@ def said_in(config: Mapping[str, Any]) -> dict[str, Any] | None:
         ConfigError: it says something that is no description.
     """
     parts = (config, *(part for part in config.values() if isinstance(part, dict)))
-    for key, said in ((key, part[key]) for part in parts for key in ENTRIES if part.get(key)):
+    for key, said in ((key, part[key]) for part in parts for key in ENTRIES if part.get(key) is not None):
         if not isinstance(said, dict):
             raise ConfigError(f"{key} of config.json is {said!r:.60}, and must be an object that names a quant_method")
         return said

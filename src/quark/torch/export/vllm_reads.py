@@ -18,7 +18,7 @@ from torch import nn
 
 from quark.errors import ConfigError
 from quark.numerics.elements import Float, Int
-from quark.numerics.granularity import Block2D, Channel, Tensor
+from quark.numerics.granularity import Block2D, Channel, Group, Tensor
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType
@@ -174,6 +174,12 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
                 f"(RuntimeError: Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --scheme ptpc_int8, with a "
                 f"scale per token, is read"
             )
+        if format == "compressed-tensors" and has_integer_groups(config):
+            raise ConfigError(
+                f"vLLM does not load {path!r} in compressed-tensors with groups of integer inputs (RuntimeError: "
+                f"Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --scheme int4_int8_128, with a scale per "
+                f"token, is read"
+            )
         if format == "quark" and has_static_integers(config):
             raise ConfigError(
                 f"vLLM loads {path!r} with static scales of integer inputs and has no kernel to run them "
@@ -304,6 +310,12 @@ def has_static_integers(config: QConfig) -> bool:
     """Whether inputs are integers whose scales are known beforehand."""
     stages = config.global_quant_config.stages("input_tensors")
     return any(isinstance(one.format, Int) and one.calibrated for one in stages)
+
+
+def has_integer_groups(config: QConfig) -> bool:
+    """Whether inputs are integers with a scale per group."""
+    stages = config.global_quant_config.stages("input_tensors")
+    return any(isinstance(one.format, Int) and isinstance(one.spec.granularity, Group) for one in stages)
 
 
 def has_rows_of_fp8(config: QConfig) -> bool:

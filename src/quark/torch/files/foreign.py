@@ -48,7 +48,7 @@ from quark.torch.files.folder_caches import FolderCaches, caches_in
 from quark.torch.files.fp8 import exponents_of
 from quark.torch.files.grids import FolderGrid, Steps, Uncarried, refuse
 from quark.torch.files.methods import GRIDS, CodedFolder, found_in
-from quark.torch.files.prequantized import LEFT, coded_item, method_of, plain_item
+from quark.torch.files.prequantized import LEFT, coded_in, coded_item, method_of, plain_item
 from quark.torch.files.skeleton import architecture_of
 from quark.torch.layers import kind_of
 
@@ -263,7 +263,7 @@ def coded_folder(folder: Path) -> CodedFolder:
         if method is not None:
             refuse_method(folder / "config.json", method, ["quark", *GRIDS])
         refuse(f"{str(folder)!r} is float; codes are carried over from {', '.join(['quark', *GRIDS])}")
-    return found_in(read_checkpoint(folder))
+    return coded_in(read_checkpoint(folder))
 
 
 def layers_of_model(model: nn.Module, source: CodedFolder) -> FolderLayers:

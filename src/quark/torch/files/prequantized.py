@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, ModelError
 from quark.files.drafts import naming
 from quark.files.folder import new_folder, scratch_beside
 from quark.torch.digest import GRIDS
-from quark.torch.export.checkpoint import SUFFIX, read_checkpoint, weight_files
+from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint, weight_files
 from quark.torch.export.declared import declared, refuse_method
 from quark.torch.export.decoded import Parts
 from quark.torch.export.layout import Form
@@ -76,10 +76,29 @@ def check_float(folder: Path) -> None:
         return
     if method not in ("quark", *METHODS):
         refuse_method(folder / "config.json", method, ["quark", *METHODS])
+    if method in METHODS:
+        coded_in(read_checkpoint(folder))
     raise ConfigError(
         f"{str(folder)!r} is quantized already ({method}), and this reads float checkpoints: give the model that it "
         f"was made of; `quark torch quantize-files` and `quark torch convert` take it as it is"
     )
+
+
+def coded_in(checkpoint: Checkpoint) -> CodedFolder:
+    """The weights of a folder that are coded.
+
+    Raises:
+        ConfigError: what its method does not read.
+        ModelError: a damaged description, tensors that do not belong together, or float ones alone.
+    """
+    found = found_in(checkpoint)
+    if not found.taken and not any(map(LEFT.search, found.tensors)):
+        method = method_of(checkpoint.folder)
+        raise ModelError(
+            f"{str(checkpoint.folder / 'config.json')!r} says that the model is quantized (quant_method is "
+            f"{method!r}), and every tensor beside it is float; remove quantization_config if the model is"
+        )
+    return found
 
 
 @contextmanager
@@ -117,7 +136,7 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
             made = quark_items(source)
         groups, grids = [made[0]], made[1]
     elif isinstance(method, str) and method in METHODS:
-        found = found_in(checkpoint)
+        found = coded_in(checkpoint)
         groups, grids = foreign_items(found), grid_items(found)
     else:
         refuse_method(source / "config.json", method, ["quark", *METHODS])
