@@ -37,7 +37,7 @@ def _facts(description: Description) -> tuple[tuple[str, str], ...]:
     codes = ", ".join(f"{count} × {name}" for name, count in description.activations.items())
     others = description.others
     none = "none" if description.tensors or others else "none: this is a float model"
-    told = [("quantized otherwise", f"{len(others)} nodes: {others[0]}")] if others else []
+    told = [("quantized otherwise", f"{len(others)} node{'s' * (len(others) != 1)}: {others[0]}")] if others else []
     return (
         ("size", file_size(description.bytes)),
         ("opset", f"{description.opset} (IR version {description.ir_version})"),
