@@ -9,10 +9,7 @@ position, the sentence of the refusal, or **no**. The exit code is 1 where there
 
 from __future__ import annotations
 
-import argparse
-import logging
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,21 +28,14 @@ FUNCTIONS = ("relu", "gelu", "silu", "gelu_new")
 
 def main() -> int:
     """Go through types and entries."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--judge", required=True)
-    parser.add_argument("--types", default="")
-    given = parser.parse_args()
-    sys.path.insert(0, str(HERE))
-    warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
     import llama_rope
     import llama_table
-    import tiny
 
+    parser = llama_table.parser_of(__doc__)
+    given = parser.parse_args()
+    tiny, types = llama_table.begun()
     from quark.torch.export.gguf_table import ARCHITECTURES
 
-    llama_table.widen(tiny)
-    types = dict(tiny.model_types())
     decoders = sorted(name for name, row in ARCHITECTURES.items() if name in types and not row.encoder)
     bad = False
     for name in given.types.split(",") if given.types else decoders:

@@ -9,19 +9,12 @@ model type and kind: the relative error of log probabilities at the median posit
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
-import logging
-import os
-import subprocess
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 KINDS: dict[str, dict[str, Any]] = {
@@ -47,21 +40,14 @@ LIMIT = 0.001
 
 def main() -> int:
     """Go through both."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--judge", required=True)
-    parser.add_argument("--types", default="")
+    import llama_table
+
+    parser = llama_table.parser_of(__doc__)
     parser.add_argument("--kinds", default="")
     given = parser.parse_args()
-    sys.path.insert(0, str(HERE))
-    warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
-    import llama_table
-    import tiny
-
+    tiny, types = llama_table.begun()
     from quark.torch.export.gguf_table import ARCHITECTURES
 
-    llama_table.widen(tiny)
-    types = dict(tiny.model_types())
     bad = False
     for name in given.types.split(",") if given.types else sorted(set(ARCHITECTURES) & set(types)):
         for kind in given.kinds.split(";") if given.kinds else KINDS:
@@ -89,13 +75,15 @@ def cell(tiny: Any, name: str, cls: str, rope: dict[str, Any], judge: str) -> st
     return answered(model, name, ids, judge)
 
 
-def answered(model: Any, name: str, ids: list[int], judge: str) -> str:
+def answered(model: Any, name: str, ids: list[int], judge: str, kind: str = "F32", limit: float = LIMIT) -> str:
     """The error of llama.cpp's answers to a model's file, or why there are none.
 
     Args:
         model: of the type ``name``.
         ids: tokens that both answer.
         judge: the folder that xllamacpp is installed in.
+        kind: the type of the file's numbers.
+        limit: the largest error that is right.
     """
     import llama_table
 
@@ -106,21 +94,14 @@ def answered(model: Any, name: str, ids: list[int], judge: str) -> str:
         folder = Path(path)
         llama_table.add_tokenizer(folder)
         try:
-            export_gguf(model, folder / "made", name, folder, weight_type="F32", float_type="F32")
+            export_gguf(model, folder / "made", name, folder, weight_type=kind, float_type=kind)
         except QuarkError as error:
             return f"refused: {error}"
-        (folder / "ids.json").write_text(json.dumps(ids))
-        command = [sys.executable, str(HERE / "llama_judge.py"), str(next((folder / "made").glob("*.gguf")))]
-        told = subprocess.run(
-            [*command, str(folder / "ids.json")],
-            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": judge}, check=False,
-        )  # fmt: skip
-    lines = [line for line in told.stdout.splitlines() if line.startswith("{")]
-    why = next((line for line in told.stderr.splitlines() if "rror" in line or "ASSERT" in line), told.stderr[-120:])
-    return error_of(model, ids, json.loads(lines[-1])) if lines else f"**no**: {why}"
+        told = llama_table.told_by(next((folder / "made").glob("*.gguf")), ids, folder, judge)
+    return f"**no**: {told}" if isinstance(told, str) else error_of(model, ids, told, limit)
 
 
-def error_of(model: Any, ids: list[int], told: dict[str, Any]) -> str:
+def error_of(model: Any, ids: list[int], told: dict[str, Any], limit: float) -> str:
     """The error at the median position, with llama.cpp's table of GELU."""
     import llama_table
     import torch
@@ -128,11 +109,8 @@ def error_of(model: Any, ids: list[int], told: dict[str, Any]) -> str:
 
     model = copy.deepcopy(model)
     compute_as_llama(model, {})
-    answers = {place: dict(found) for place, found in enumerate(told["logprobs"], len(ids) - len(told["logprobs"]))}
-    with torch.no_grad():
-        wanted = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-    middle = float(torch.tensor(llama_table.errors_of(answers, wanted)).median())
-    return f"{middle:.0e}" if middle <= LIMIT else f"**no**: {middle:.0e}"
+    middle = float(torch.tensor(llama_table.of_all(model, ids, told)).median())
+    return f"{middle:.0e}" if middle <= limit else f"**no**: {middle:.0e}"
 
 
 if __name__ == "__main__":

@@ -125,21 +125,13 @@ on with others (`mamba2`).
 
 def main() -> None:
     """Write the models, let llama.cpp answer, write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--judge", required=True)
-    parser.add_argument("--types", default="")
+    parser = parser_of(__doc__)
     parser.add_argument("--broken", default="", choices=["", *BREAKS], help="break one tensor of every quantized file")
     parser.add_argument("--keep", type=Path, help="a JSON file of finished rows, which are not run again")
     given = parser.parse_args()
-    sys.path.insert(0, str(HERE))
-    warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
-    import tiny
-
-    widen(tiny)
+    tiny, types = begun()
     from quark.torch.export.gguf_table import ARCHITECTURES, DECODERS
 
-    types = dict(tiny.model_types())
     decoders = [name for name in sorted(DECODERS) if ends_in_words(types, name)]
     decoders += [name for name in types if name not in ARCHITECTURES and within(name) in DECODERS]
     wanted = given.types.split(",") if given.types else decoders
@@ -152,6 +144,25 @@ def main() -> None:
             given.keep.write_text(json.dumps(found))
     if not given.types and not given.broken:
         PAGE.write_text(page(found, given.judge), encoding="utf-8")
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """The arguments of every judge."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--judge", required=True)
+    parser.add_argument("--types", default="")
+    return parser
+
+
+def begun() -> tuple[Any, dict[str, str]]:
+    """``tiny`` with models that are wide enough, and the model types that it builds; libraries fall silent."""
+    sys.path.insert(0, str(HERE))
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+    import tiny
+
+    widen(tiny)
+    return tiny, dict(tiny.model_types())
 
 
 def ends_in_words(types: Mapping[str, str], name: str) -> bool:
