@@ -56,6 +56,8 @@ def values_beside(name: str, value: Any) -> list[Any]:
         return [value * 2 + 0.05]
     if isinstance(value, int):
         return [value * 2 or 2, value - 1 if value > 1 else 1 - value]
+    if isinstance(value, list) and value and all(isinstance(one, float) for one in value):
+        return [[one * 2 + 0.05 for one in value]]
     if isinstance(value, str) and "act" in name:
         return [one for one in FUNCTIONS if one != value]
     if value is None and "bidirectional" in name:

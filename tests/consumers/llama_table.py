@@ -66,6 +66,11 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {  # where the class's defaults made s
     "afmoe": {**FOURTH, "mup_enabled": True},
     **dict.fromkeys(("llama4", "llama4_text"), LLAMA4),
     "gemma4_text": {**SLIDES, "sliding_window": 16, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+    "falcon_h1": {  # powers of two: others round scales to float16 once more, of which the text speaks
+        "embedding_multiplier": 4.0, "lm_head_multiplier": 0.25, "mlp_multipliers": [0.5, 0.25],
+        "key_multiplier": 0.5, "attention_in_multiplier": 2.0, "attention_out_multiplier": 0.5,
+        "ssm_in_multiplier": 2.0, "ssm_out_multiplier": 0.5, "ssm_multipliers": [0.25, 0.5, 0.125, 0.5, 0.25],
+    },
     "nemotron_h": {"layer_types": ["linear_attention", "moe", FULL, "moe"], "time_step_min": 1e-9},
     "qwen2_vl_text": {"rms_norm_eps": 1e-6},
     "qwen2_5_vl_text": {"rms_norm_eps": 1e-6},
@@ -112,6 +117,9 @@ answers alike, or it is refused.
 
 `nemotron_h` is asked with a `time_step_min` of 1e-9: transformers has that least step in a text but not in the words
 that follow, llama.cpp nowhere (the published 0.001: 0.0002 to 0.0009).
+
+`falcon_h1` is asked with multipliers that are powers of two: llama.cpp does not read them, so they go into scales,
+and float16 rounds those once more where they are others (by 2^-11; F32 has any within 0.00001).
 
 What is not quantized is written as float16 by the commands; `tests/consumers/llama_halves.py` asks such files.
 

@@ -121,9 +121,21 @@ class Ggml(Block):
         """Float32 rows [.., n] as bytes."""
         return self.both(rows, importance)[0]
 
-    def both(self, rows: np.ndarray, importance: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Float32 rows [.., n] as bytes, and what these stand for, from one search for the codes."""
-        parts = [(self.write(found), value_of(found)) for found in self.fields(rows, importance)]
+    def both(
+        self, rows: np.ndarray, importance: np.ndarray | None = None, factor: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Float32 rows [.., n] as bytes, and what these stand for, from one search for the codes.
+
+        ``factor`` [rows, 1] or [1, 1] multiplies both: the codes stay, and float16 rounds their scales in the bytes.
+        """
+        found = self.fields(rows, importance)
+        if factor is None:
+            parts = [(self.write(one), value_of(one)) for one in found]
+        else:
+            by = np.repeat(np.broadcast_to(factor[:, 0], len(rows)), rows.shape[-1] // self.size)
+            parts = [
+                (self.write(times(one, more)), value_of(one) * more[:, None, None]) for one, more in along(found, by)
+            ]
         shape = (*rows.shape[:-1], rows.shape[-1] // self.size * self.nbytes)
         if not parts:
             return np.empty(shape, np.uint8), rows
@@ -146,6 +158,19 @@ def value_of(found: Fields) -> np.ndarray:
     """The numbers that blocks stand for, in the order of llama.cpp's operations."""
     unit, low = found.d[:, None] * found.scales, found.dmin[:, None] * found.minima
     return found.codes * unit[..., None] - low[..., None]
+
+
+def along(found: Iterator[Fields], by: np.ndarray) -> Iterator[tuple[Fields, np.ndarray]]:
+    """Parts, and those of ``by`` [blocks] that belong to them."""
+    start = 0
+    for one in found:
+        yield one, by[start : start + len(one.d)]
+        start += len(one.d)
+
+
+def times(found: Fields, by: np.ndarray) -> Fields:
+    """Blocks multiplied by ``by`` [n], their codes as they are."""
+    return found._replace(d=stored(found.d * by), dmin=stored(found.dmin * by))
 
 
 def apart(x: np.ndarray, found: Fields, w: np.ndarray) -> np.ndarray:

@@ -190,7 +190,37 @@ def test_weights_of_inputs_by_outputs_are_written_as_linear_ones(scheme: str, bp
     np.testing.assert_array_equal(again.data, found.data)
 
 
-@pytest.mark.parametrize("family", ["mamba2", "nemotron_h", "bamba", "granitemoehybrid", "qwen3_next", "jamba", "lfm2"])
+@pytest.mark.parametrize("scheme", ["int8_wo_per_channel", "uint4_wo_32", "Q5_1", "mxfp4"])
+def test_multipliers_that_llama_cpp_does_not_read_go_into_scales(scheme: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    from transformers.models.falcon_h1 import modeling_falcon_h1
+
+    model = network("falcon_h1")
+    model.config.mlp_multipliers, model.config.ssm_multipliers = [0.88, 0.29], [0.35, 0.25, 0.18, 0.5, 0.31]
+    config = config_for(LLMTemplate.for_model(model).get_config(scheme), "gguf", "llama.cpp", torch.float32)
+    if scheme == "mxfp4":
+        with pytest.raises(ConfigError, match="scales of MXFP4 are powers of two"):
+            check_before_work(model, config, "gguf", "llama.cpp", bpe)
+        return
+    model = quantized(model, config)
+    assert export_gguf(model, tmp_path, "falcon_h1", bpe, float_type="F32").relative < 2.0**-10
+    tensors = read(tmp_path / "falcon_h1.gguf")[1]
+    for name, target in {
+        "feed_forward.gate_proj": "ffn_gate",
+        "feed_forward.down_proj": "ffn_down",
+        "mamba.in_proj": "ssm_in",
+    }.items():
+        layer, found = model.get_submodule(f"model.layers.1.{name}"), tensors[f"blk.1.{target}.weight"]
+        factor: Any = {"feed_forward.gate_proj": 0.88, "feed_forward.down_proj": 0.29}.get(name)
+        if factor is None:  # what transformers multiplies rows with, and all inputs
+            factor = modeling_falcon_h1.compute_mup_vector(model.config).numpy().reshape(-1, 1) * 2.0
+        wanted = layer.weight_quantizer(own_parameter(layer).detach()).numpy() * factor
+        decoded = gguf.quants.dequantize(found.data, found.tensor_type)
+        assert np.linalg.norm(decoded - wanted) < 2.0**-10 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize(
+    "family", ["mamba2", "nemotron_h", "bamba", "falcon_h1", "granitemoehybrid", "qwen3_next", "jamba", "lfm2"]
+)
 def test_what_states_are_multiplied_by_is_float32(family: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
     export_gguf(network(family), tmp_path, family, bpe)  # llama.cpp ended its process (llama_halves.py)
     found = read(tmp_path / f"{family}.gguf")[1]
@@ -324,6 +354,8 @@ WRONG = [  # each was answered otherwise by llama.cpp, or not loaded (tests/cons
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
     ("nemotron_h", {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]}, "'mlp' or 'moe'"),
     ("nemotron_h", {"time_step_min": 0.01}, "time_step_min is 0.01"),
+    ("falcon_h1", {"mamba_rms_norm": True}, "mamba_norm_before_gate is True"),
+    ("falcon_h1", {"tie_word_embeddings": True}, "multiplied by 4 and by 0.25"),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
     (
         "gemma4_text",

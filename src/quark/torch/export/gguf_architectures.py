@@ -106,6 +106,22 @@ def check_network(config: Any, row: Architecture) -> None:
             raise ModelError(f"{key} is {found!r}, and llama.cpp takes {wanted!r} for granted in {row.name!r}")
     check_sizes(config, row)
     check_layers(config, row)
+    check_tied(config, row)
+
+
+def check_tied(config: Any, row: Architecture) -> None:
+    """One matrix is multiplied by one number.
+
+    Raises:
+        ModelError: a matrix that is embedding and head is multiplied by two.
+    """
+    factors = [row.factor_of(name, config) for name in ("embed_tokens.weight", "lm_head.weight")]
+    first, last = (1.0 if factor is None else float(factor[0, 0]) for factor in factors)
+    if config.tie_word_embeddings and first != last:
+        raise ModelError(
+            f"embeddings and head are one matrix (tie_word_embeddings), which is multiplied by {first:g} and by "
+            f"{last:g}, and in {row.name!r} llama.cpp has one for both"
+        )
 
 
 def read_of(config: Any, keys: Iterable[str]) -> set[str]:
@@ -199,6 +215,8 @@ def check_states(config: Any, row: Architecture) -> None:
     sizes = [getattr(config, f"linear_{kind}_head_dim", None) for kind in ("key", "value")]
     if row.period and sizes[0] != sizes[1]:
         raise ModelError(f"linear_key_head_dim and linear_value_head_dim are {sizes}, which llama.cpp has alike")
+    if getattr(config, "mamba_rms_norm", False) and config.mamba_norm_before_gate:
+        raise ModelError("mamba_norm_before_gate is True, and llama.cpp has the norm of a state behind its gate")
     limits = getattr(config, "time_step_limit", None)
     if limits is not None and tuple(limits) != (0.0, math.inf):
         raise ModelError(f"time_step_limit is {limits}, and llama.cpp has none")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from operator import attrgetter as key
 from typing import Any
+
+import numpy as np
 
 
 def always(value: object) -> Callable[[Any], Any]:
@@ -66,6 +69,23 @@ def adjusted_width(config: Any) -> int:
         return int(width)
     width = int(2 * width / 3)
     return int(width if factor is None else step * -(-int(factor * width) // step))
+
+
+def product(*names: str) -> Callable[[Any], np.ndarray]:
+    """Numbers of a configuration, multiplied with each other."""
+    return lambda config: np.array(math.prod(getattr(config, name) for name in names))
+
+
+def inner_width(config: Any) -> int:
+    """The width of Falcon-H1's states."""
+    return int(config.mamba_expand * config.hidden_size if config.mamba_d_ssm is None else config.mamba_d_ssm)
+
+
+def state_multipliers(config: Any) -> np.ndarray:
+    """By what Falcon-H1 multiplies gates, inputs, both matrices of a state and time steps, row by row."""
+    width, matrix = inner_width(config), config.mamba_n_groups * config.mamba_d_state
+    counts = (width, width, matrix, matrix, config.mamba_n_heads)
+    return np.repeat(np.array(config.ssm_multipliers) * config.ssm_in_multiplier, counts)
 
 
 def state(width: Callable[[Any], object], rank: str, size: str, kernel: str, groups: str = "") -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
+import numpy as np
+
 from quark.dataclass import dataclass
 from quark.torch.export.gguf_changes import Change
 
@@ -48,6 +50,8 @@ class Architecture:
             of numbers may cross a head.
         split: endings of names of tensors that are several in the file, by the names of these which rows of a tensor
             each has.
+        scaled: endings of names of matrices, and by what their rows are multiplied, by the configuration: numbers that
+            llama.cpp does not read, and that go into the scales of codes.
         told: endings of names of parameters that are no tensors of the file but numbers, one a layer, and their method.
     """
 
@@ -80,7 +84,13 @@ class Architecture:
     across: Mapping[str, str] = field(default_factory=dict)
     split: Mapping[str, Mapping[str, Change]] = field(default_factory=dict)
     told: Mapping[str, str] = field(default_factory=dict)
+    scaled: Mapping[str, Callable[[Any], np.ndarray]] = field(default_factory=dict)
 
     def parts_of(self, name: str) -> Mapping[str, Change]:
         """The tensors of the file that one of the model is, where it is several."""
         return next((parts for ending, parts in self.split.items() if name.endswith(ending)), {})
+
+    def factor_of(self, name: str, config: Any) -> np.ndarray | None:
+        """By what the rows of a tensor are multiplied, float32 [rows, 1] or [1, 1]; None: they are not."""
+        found = next((factor(config) for ending, factor in self.scaled.items() if name.endswith(ending)), None)
+        return None if found is None or (found == 1).all() else found.astype(np.float32).reshape(-1, 1)

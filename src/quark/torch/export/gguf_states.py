@@ -7,13 +7,18 @@ from dataclasses import replace
 from operator import attrgetter as key
 from typing import Any
 
+import numpy as np
+
 from quark.torch.export import gguf_changes as changes
 from quark.torch.export.gguf_numbers import (
     adjusted_width,
     always,
+    inner_width,
     keys_by_layer,
+    product,
     routed,
     state,
+    state_multipliers,
     widths_by_layer,
 )
 from quark.torch.export.gguf_row import Architecture
@@ -101,6 +106,24 @@ STATES = {
         **SHARED,
     ),
     "bamba": HYBRID,
+    "falcon_h1": Architecture(
+        "falcon-h1",
+        fixed={"mamba_conv_bias": True},
+        derived=state(inner_width, "mamba_n_heads", "mamba_d_state", "mamba_d_conv", "mamba_n_groups"),
+        changed=HYBRID.changed,
+        scaled={
+            "gate_proj.weight": lambda config: np.array(config.mlp_multipliers[0]),
+            "down_proj.weight": lambda config: np.array(config.mlp_multipliers[1]),
+            "k_proj.weight": product("key_multiplier", "attention_in_multiplier"),
+            "q_proj.weight": product("attention_in_multiplier"),
+            "v_proj.weight": product("attention_in_multiplier"),
+            "o_proj.weight": product("attention_out_multiplier"),
+            "out_proj.weight": product("ssm_out_multiplier"),
+            "in_proj.weight": state_multipliers,
+            "embed_tokens.weight": product("embedding_multiplier"),
+            "lm_head.weight": product("lm_head_multiplier"),
+        },
+    ),
     "lfm2": Architecture("lfm2", derived={**SHORT, "add_feed_forward_length": adjusted_width}),
     "lfm2_moe": Architecture(
         "lfm2moe",

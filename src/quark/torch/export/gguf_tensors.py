@@ -78,6 +78,7 @@ class GGUFTensor:
         shape: of the numbers.
         make: the data: float arrays, or bytes of blocks [rows, bytes]; and what the numbers should be.
         coded: the data are the codes that the model has; only their scales are rounded.
+        scaled: scales and minima of these are multiplied.
     """
 
     name: str
@@ -85,12 +86,18 @@ class GGUFTensor:
     shape: tuple[int, ...]
     make: Made
     coded: bool = False
+    scaled: bool = False
 
     def beyond(self, values: np.ndarray, apart: np.ndarray) -> int:
-        """How many numbers differ by more than they may; codes of Q4_1 lose more where minima cancel steps."""
+        """How many numbers differ by more than they may; codes lose more where minima that were rounded cancel
+        steps."""
         if not self.coded:
             return beyond(self.kind, values, apart)
-        return 0 if self.kind == "Q4_1" else int((np.abs(apart) > np.abs(values) * np.float32(DIGITS * 1.001)).sum())
+        return (
+            0
+            if self.kind == "Q4_1" or self.scaled
+            else int((np.abs(apart) > np.abs(values) * np.float32(DIGITS * 1.001)).sum())
+        )
 
 
 def squares(values: np.ndarray) -> float:
@@ -221,10 +228,11 @@ def entry_of(
     coded = isinstance(layer, QuantLayer) and layer._modules[f"{slot}_quantizer"] is not None
     (target, turn), own = part, shape_of(layer, value, slot)
     shape = turn(np.broadcast_to(np.float32(0), [size for size in own if size != 1] if len(own) > 1 else own)).shape
+    factor = choice.row.factor_of(name, choice.config)
     shift = 1.0 if choice.row.shifted and name.endswith("norm.weight") and not name.endswith(PLAIN) else 0.0
 
     def values() -> np.ndarray:
-        return turn(values_of(layer, slot)).reshape(shape) + np.float32(shift)
+        return multiplied(turn(values_of(layer, slot)).reshape(shape), factor) + np.float32(shift)
 
     def as_type(kind: str) -> GGUFTensor:
         return GGUFTensor(target, kind, shape, partial(made_of, values, kind))
@@ -237,11 +245,16 @@ def entry_of(
         lost = wanted in KINDS and not KINDS[wanted].held(values())
         return rescue(as_type("F32"), name, loss) if lost else as_type(wanted)
     if coded and slot == "weight":
-        entry = coded_entry(name, target, as_a(QuantLayer, layer), turn, values) or as_type("F32")
+        entry = coded_entry(name, target, as_a(QuantLayer, layer), turn, values, factor) or as_type("F32")
         check_heads(name, entry.kind, choice)
         return rescue(entry, name, loss) if entry.kind == "F32" else entry
     kind = float_type_of(slot, target, shape, choice)
     return rescue(as_type("F32"), name, loss) if kind == "F16" and not near_float16(values()) else as_type(kind)
+
+
+def multiplied(rows: np.ndarray, factor: np.ndarray | None) -> np.ndarray:
+    """Rows times their factors."""
+    return rows if factor is None else rows * factor
 
 
 def rescue(entry: GGUFTensor, name: str, loss: FileLoss) -> GGUFTensor:
@@ -303,7 +316,9 @@ def rounded(values: np.ndarray, kind: str) -> np.ndarray:
     return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
 
 
-def coded_entry(name: str, target: str, layer: QuantLayer, turn: Turn, values: Values) -> GGUFTensor | None:
+def coded_entry(
+    name: str, target: str, layer: QuantLayer, turn: Turn, values: Values, factor: np.ndarray | None = None
+) -> GGUFTensor | None:
     """A weight whose codes go into the file; None where float16 does not hold its scales.
 
     Where scales were rounded to float16 before, and codes are lost by it, the weight that they come from goes there.
@@ -319,14 +334,17 @@ def coded_entry(name: str, target: str, layer: QuantLayer, turn: Turn, values: V
     layout = layout_of_quantizer(quantizer, shape, "order")
     kind, rows = coded_type(name, layout), turn(np.broadcast_to(np.float32(0), shape)).shape
     if isinstance(layout, GgmlLayout):
-        return ggml_entry(name, target, layer, layout.row, turn)
+        return ggml_entry(name, target, layer, layout.row, turn, factor)
     if isinstance(layout, BlockLayout):
-        return GGUFTensor(target, kind, rows, partial(coded_data, layer, turn, mxfp4_data, quantizer, layout), True)
+        return GGUFTensor(
+            target, kind, rows, partial(coded_data, layer, turn, None, mxfp4_data, quantizer, layout), True
+        )
     layout = as_a(ElementLayout, layout)
     scale = (
         quantizer.scale if quantizer.scale is not None else quantizer.parameters_from(layer._parameters["weight"])[0]
     )
-    if not holds(scale.double().cpu().numpy(), DIGITS):
+    steps = scale.double().cpu().numpy()
+    if not all(holds(steps * more, DIGITS) for more in np.unique([1.0] if factor is None else factor)):
         return None
     if wastes_codes(layer, scale, layout):
         source = source_of(layer)
@@ -336,9 +354,10 @@ def coded_entry(name: str, target: str, layer: QuantLayer, turn: Turn, values: V
                 f"its codes are unused. Leave it float (--exclude {name.removesuffix('.weight')}), or quantize the "
                 f"float model in memory (quark torch quantize), which keeps such tensors whole"
             )
-        whole = turn(source.float().detach().cpu().numpy()).reshape(values().shape)
+        whole = multiplied(turn(source.float().detach().cpu().numpy()).reshape(values().shape), factor)
         return GGUFTensor(target, "F32", whole.shape, lambda: (whole, lambda: whole))
-    return GGUFTensor(target, kind, rows, partial(coded_data, layer, turn, integer_data, quantizer, layout), True)
+    make = partial(coded_data, layer, turn, factor, integer_data, quantizer, layout)
+    return GGUFTensor(target, kind, rows, make, True)
 
 
 def wastes_codes(layer: QuantLayer, scale: torch.Tensor, layout: ElementLayout) -> bool:
@@ -361,7 +380,9 @@ def wastes_codes(layer: QuantLayer, scale: torch.Tensor, layout: ElementLayout) 
     return bool((small & (span > 0) & (span < levels / 2 * steps[:, 0])).any())
 
 
-def ggml_entry(name: str, target: str, layer: QuantLayer, row: Ggml, turn: Turn) -> GGUFTensor | None:
+def ggml_entry(
+    name: str, target: str, layer: QuantLayer, row: Ggml, turn: Turn, factor: np.ndarray | None
+) -> GGUFTensor | None:
     """A weight under a type of GGML; None where float16 does not hold its scales, and it was not rounded.
 
     The codes are searched for once. What they stand for is what the quantizer of the model makes of these weights by
@@ -374,18 +395,19 @@ def ggml_entry(name: str, target: str, layer: QuantLayer, row: Ggml, turn: Turn)
     if source is None:
         raise ModelError(f"{name!r} is frozen, and {row.kind} would round its values again; export before freeze")
     weight = turn(source.float().detach().cpu().numpy())
-    if not row.held(weight):
+    if not (row.held(weight) and row.held(multiplied(weight, factor))):
         return None
 
     @torch.no_grad()
     def make() -> tuple[np.ndarray, Values]:
-        data, values = row.both(weight)
+        data, values = row.both(weight, None, factor)
         rows = np.unique(np.linspace(0, len(values) - 1, SEEN).astype(int))
         seen = turn(np.broadcast_to(np.arange(len(source))[:, None], (len(source), weight.shape[1] // BLOCK)))[rows, 0]
-        values[rows] = weight_quantizer(layer)(own_parameter(layer).detach()[seen].float()).cpu().numpy()
+        again = weight_quantizer(layer)(own_parameter(layer).detach()[seen].float()).cpu().numpy()
+        values[rows] = again if factor is None else again * np.broadcast_to(factor, (len(values), 1))[rows]
         return data, lambda: values
 
-    return GGUFTensor(target, row.kind, weight.shape, make, True)
+    return GGUFTensor(target, row.kind, weight.shape, make, True, factor is not None)
 
 
 def source_of(layer: QuantLayer) -> torch.Tensor | None:
@@ -395,13 +417,17 @@ def source_of(layer: QuantLayer) -> torch.Tensor | None:
     return own_parameter(layer).detach()
 
 
-def coded_data(layer: QuantLayer, turn: Turn, encode: Callable[..., Any], *how: Any) -> tuple[np.ndarray, Values]:
+def coded_data(
+    layer: QuantLayer, turn: Turn, factor: np.ndarray | None, encode: Callable[..., Any], *how: Any
+) -> tuple[np.ndarray, Values]:
     """The bytes of a weight that is on its grid, and the values that they stand for."""
     values = values_of(layer, "weight")
-    return encode(torch.from_numpy(values), *how, turn), lambda: turn(values)
+    return encode(torch.from_numpy(values), *how, turn, factor), lambda: multiplied(turn(values), factor)
 
 
-def integer_data(values: torch.Tensor, quantizer: Any, layout: ElementLayout, turn: Turn) -> np.ndarray:
+def integer_data(
+    values: torch.Tensor, quantizer: Any, layout: ElementLayout, turn: Turn, factor: np.ndarray | None = None
+) -> np.ndarray:
     """Codes, scales and minima of a weight as bytes."""
     kind, stored = type_of((layout.stage,)), store(values, quantizer, "order", frozen=True)
     codes = layout.turn(layout.codes.get(stored[""], layout.element, layout.turned(layout.shape), "order"))
@@ -412,6 +438,7 @@ def integer_data(values: torch.Tensor, quantizer: Any, layout: ElementLayout, tu
         layout.granularity.expand(zero_point, layout.shape)[:, ::BLOCK],
     )
     rows, steps, zeros = (turn(tensor.detach().cpu().numpy()) for tensor in tensors)
+    steps = multiplied(steps, factor)
     lowest = int(layout.element.min) if kind == "Q4_1" else layout.element.middle
     return in_blocks(kind, rows - lowest, steps, -steps * (zeros - lowest))
 
@@ -423,8 +450,8 @@ def in_blocks(kind: str, codes: np.ndarray, steps: np.ndarray, minima: np.ndarra
     return KINDS[kind].write(found).reshape(len(codes), -1)
 
 
-def mxfp4_data(values: torch.Tensor, quantizer: Any, layout: BlockLayout, turn: Turn) -> np.ndarray:
-    """Codes and exponents of a weight as bytes."""
+def mxfp4_data(values: torch.Tensor, quantizer: Any, layout: BlockLayout, turn: Turn, _: None = None) -> np.ndarray:
+    """Codes and exponents of a weight as bytes; exponents hold no factor (``check_heads``)."""
     stored = store(values, quantizer, "order", frozen=True)
     codes = layout.codes.get(stored[""], layout.block.element, layout.shape, "order")
     return mxfp4_block(turn(codes.detach().cpu().numpy()), turn(stored["scale"].detach().cpu().numpy()))

@@ -95,15 +95,19 @@ def file_name(name: str, choice: GGUFTarget) -> str:
     spelled = [
         text.replace("_correction_bias", "_correction.bias").replace("dt_bias", "dt_proj.bias") for text in given
     ]
-    tried = (names.get_name(text, try_suffixes=(".weight", ".bias")) for names in choice.names for text in spelled)
-    found: str | None = next((text for text in tried if text is not None), None)
+    tried = (
+        (names.get_name(text, try_suffixes=(".weight", ".bias")), text in names and text.endswith(".weight"))
+        for names in choice.names
+        for text in spelled
+    )
+    found, whole = next((one for one in tried if one[0] is not None), (None, False))
     if found is None:
         raise ModelError(f"GGUF has no name for the tensor {name!r} of a {choice.config.model_type} model")
     ending = (
         ".bias"
         if slot == "expert_bias"
         else ""
-        if found.endswith((".weight", ".bias", "ssm_a", "ssm_d"))
+        if whole or found.endswith((".weight", ".bias", "ssm_a", "ssm_d"))
         else ".weight"
     )
     return f"{found}{ending}"
@@ -150,11 +154,16 @@ def block_of(kind: str) -> int:
 
 
 def check_heads(name: str, kind: str, choice: GGUFTarget) -> None:
-    """No block crosses heads of columns that move.
+    """No block crosses heads of columns that move, and no exponent would have to hold a factor.
 
     Raises:
         ConfigError: one does.
     """
+    if kind == "MXFP4" and choice.row.factor_of(name, choice.config) is not None:
+        raise ConfigError(
+            f"{name!r} is multiplied by a number of config.json that llama.cpp does not read, and scales of MXFP4 are "
+            f"powers of two, which cannot hold it; give it another type (--layer '*.{name.split('.')[-2]}=Q8_0')"
+        )
     key = next((key for ending, key in choice.row.across.items() if name.endswith(ending)), None)
     size = getattr(choice.config, key) if key else 0
     if size % block_of(kind):
