@@ -91,8 +91,8 @@ def test_codes_are_searched_once_and_what_is_written_is_what_the_quantizer_makes
         searched[0] += rows.size
         return search(row, rows, importance)
 
-    def off(row: Ggml, rows: np.ndarray, importance: Any = None) -> Any:
-        data, values = both(row, rows, importance)
+    def off(row: Ggml, *what: Any) -> Any:
+        data, values = both(row, *what)
         data.reshape(-1, size)[-1, byte] ^= 4
         return data, values
 
