@@ -46,8 +46,10 @@ def test_a_session_has_the_threads_that_the_user_says(monkeypatch: pytest.Monkey
     monkeypatch.setattr(process, "quota", lambda root: None)
     assert session_options(Runtime(spin=True)).get_session_config_entry(spinning) == "1"
     assert session_options().intra_op_num_threads == 0  # as ONNX Runtime chooses
+    assert session_options(Runtime(usual=True)).intra_op_num_threads == 0
     monkeypatch.setattr(os, "cpu_count", lambda: MACHINE + 1)
-    assert session_options().intra_op_num_threads == MACHINE
+    for kind in (Runtime(), Runtime(usual=True)):  # the second is timed
+        assert session_options(kind).intra_op_num_threads == MACHINE
     monkeypatch.setenv("QUARK_THREADS", "1")
     assert session_options(Runtime(spin=True)).intra_op_num_threads == 1
     assert session_options(Runtime(threads=3)).intra_op_num_threads == 3

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 CHECKED = 16
 """Samples that the check after the quantization runs on."""
-HURRY, ENOUGH = 0.3, 0.6
+HURRY, ENOUGH = 0.15, 0.3
 """Seconds for timing, and of the processor for comparing slow models, where nobody asked for the figures."""
 TARGETS = ("any", "cpu")
 

@@ -35,7 +35,7 @@ from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.pieces import Pieces, open_in_pieces
 from quark.onnx.graph.session import ON_CPU, RUNTIME_ERRORS, Light, Runtime, quiet_options
 from quark.onnx.graph.surgery import Names, all_nodes, label, opset, remove_unused, tensors_by_name
-from quark.report.process import lent, present, shared
+from quark.report.process import present, shared
 
 Feed = Mapping[str, np.ndarray]
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
@@ -244,8 +244,8 @@ def _sparingly(options: onnxruntime.SessionOptions, runtime: Runtime) -> None:
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if runtime.spin and not shared() else "0")
-    if runtime.threads is not None or shared():  # ONNX Runtime counts the cores of the machine
-        options.intra_op_num_threads = lent() if runtime.threads is None else runtime.threads
+    if runtime.threads is not None:
+        options.intra_op_num_threads = runtime.threads
 
 
 def _check_known(name: str, tensors: Mapping[str, ir.Value], model: ir.Model) -> None:
