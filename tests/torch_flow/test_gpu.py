@@ -203,6 +203,22 @@ def test_the_device_holds_one_block_at_a_time(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] * 1.05
 
 
+@pytest.mark.parametrize("algorithm", ["gptq", "qronos", "awq", "autoround"])
+def test_the_device_holds_one_sample_at_a_time(algorithm: str, tmp_path: Path) -> None:
+    sizes = {**SIZES, "hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=4)
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "source")
+    settings, peaks = LLMTemplate.get("llama").get_config("int4_wo_128", algorithm=algorithm), []
+    for count in (8, 40):
+        windows = list(torch.randint(5, 250, (count, 1, 2048), generator=torch.Generator().manual_seed(1)))
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        quantize_checkpoint(tmp_path / "source", tmp_path / str(count), settings, device="cuda", samples=windows)
+        peaks.append(torch.cuda.max_memory_allocated())
+    print(f"peaks on the device with 8 and 40 windows: {peaks}")  # hidden states of 32 more take 134 MB
+    assert peaks[1] < peaks[0] + (16 << 20)
+
+
 def test_an_interrupted_job_goes_on_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "source"
     llama(torch.bfloat16).save_pretrained(source)

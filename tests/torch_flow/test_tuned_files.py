@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.torch_flow.test_files import HEADS, assert_same, llama, tensors
+from torch import nn
 
 from quark.errors import ConfigError, DataError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.algorithms import scaling, tune
+from quark.torch.algorithms.blocks import Stream, equal_arguments, find_blocks, record
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
 from quark.torch.files import block_files, changed, quantize_checkpoint, static, tuned
 from quark.torch.files.block_files import BlocksInFiles
@@ -213,6 +215,58 @@ def test_everything_is_read_to_the_device_of_the_job(
                 monkeypatch.setattr(module, name, watched(getattr(module, name), place))
     quantize_checkpoint(two_blocks, tmp_path / "files", settings, device="cpu:0", samples=SAMPLES)
     assert len(seen) > 4 and set(seen) == {("cpu:0",)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [config([AutoRoundConfig(iters=2)]), config([RotationConfig(), AWQConfig(), QronosConfig()])],
+    ids=["autoround", "guarded, chosen and paired"],
+)
+def test_hidden_states_wait_where_they_are_told_to(
+    settings: QConfig, two_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A type of their own stands for the host's memory: what reads them there, or keeps others, is an error."""
+    quantize_checkpoint(two_blocks, tmp_path / "as they are", settings, samples=SAMPLES)
+    moved: list[torch.Tensor] = []
+
+    def called(stream: Stream, hidden: torch.Tensor, module: nn.Module) -> torch.Tensor:
+        assert hidden.dtype == torch.float64
+        moved.append(hidden)
+        return hidden.bfloat16()
+
+    monkeypatch.setattr(Stream, "waiting", lambda stream, hidden: hidden.double())
+    monkeypatch.setattr(Stream, "called", called)
+    quantize_checkpoint(two_blocks, tmp_path / "files", settings, samples=SAMPLES)
+    assert moved and not BlocksInFiles({}, nn.Module(), {}, tmp_path, None).host  # type: ignore[arg-type]
+    assert BlocksInFiles({}, nn.Module(), {}, tmp_path, None, "cuda:1").host  # type: ignore[arg-type]
+    assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "as they are"))
+
+
+def seen_by(caught: list[Any], block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    caught.append(kwargs)
+
+
+@torch.no_grad()
+def test_samples_share_equal_arguments_of_blocks() -> None:
+    model = llama()
+    same = torch.ones_like(SAMPLES[0]["input_ids"])
+    other = same.clone()
+    other[:, 3:5] = 0
+    masks = [same] * 4 + [other] * 2
+    samples = [{**sample, "attention_mask": mask} for sample, mask in zip(SAMPLES * 2, masks, strict=True)]
+    _, stream = record(model, find_blocks(model), samples)
+    for name, block in find_blocks(model).modules.items():
+        tables = {id(kwargs["position_embeddings"][0]) for _, kwargs in stream.calls[name]}
+        kept = [kwargs.get("attention_mask") for _, kwargs in stream.calls[name]]
+        assert len(tables) == 2  # that of the first sample, which runs apart, and that of the others
+        assert len({id(mask) for mask in kept[1:4]}) == 1 and kept[4] is kept[5] is not kept[3]
+        caught: list[Any] = []
+        handle = block.register_forward_pre_hook(partial(seen_by, caught), with_kwargs=True)
+        for sample in samples:
+            model(**sample, use_cache=False)
+        handle.remove()
+        for call, (_, kwargs) in zip(caught, stream.calls[name], strict=True):
+            assert equal_arguments({**call, "hidden_states": None}, {**kwargs, "hidden_states": None})
 
 
 def test_biases_and_a_tied_head(tmp_path: Path) -> None:

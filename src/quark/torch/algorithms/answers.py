@@ -25,7 +25,6 @@ from quark.torch.algorithms.blocks import (
     Stream,
     answering,
     find_blocks,
-    first,
     record,
     returned,
     without_cache,
@@ -116,7 +115,7 @@ def answers(
         if not walk.blocks.path:
             with quantizing(walk.items if quantized else []):
                 return [rows_of(run_model(context.model, context.samples[k])) for k in samples]
-        entered = [entrance(context.model, walk.blocks, context.samples[k]) for k in samples]
+        entered = [walk.stream.waiting(entrance(context.model, walk.blocks, context.samples[k])) for k in samples]
         stream = replace(walk.stream.of(samples), hidden=entered)
         for name, block in walk.blocks.modules.items():
             hidden = through(walk, name, block, stream, quantized, change)
@@ -137,7 +136,7 @@ def through(
             if change is not None:
                 change(replace(walk.context, undo=undo), name)
             with quantizing(walk.inside(block)) if quantized else nullcontext():
-                return [first(stream.forward(name, block, k)) for k in range(len(stream.hidden))]
+                return [stream.handed_on(name, block, k) for k in range(len(stream.hidden))]
         finally:
             undo.restore()
 
@@ -165,6 +164,7 @@ def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> list[torch.Te
     """Rows of the model's answers where its last block hands on ``hidden``."""
     *others, last = walk.blocks.modules.values()
     values, model = walk.stream.values, walk.context.model
+    hidden = walk.stream.called(hidden, model)
     with (
         answering(others, lambda block, *args, **kwargs: returned(first_input(block, args, kwargs), values)),
         answering([last], lambda *args, **kwargs: returned(hidden, values)),

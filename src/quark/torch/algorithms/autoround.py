@@ -60,13 +60,13 @@ def run_autoround(context: ModelContext, config: AutoRoundConfig) -> None:
     with disabled([context.model]):
         blocks, stream = record(context.model, blocks, context.samples, context.store)
     say_untuned(context, config.inside_layer_modules, blocks.modules)
-    clean = Stream(list(stream.hidden), dict(stream.calls))
+    clean = stream.copy()
 
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
         stream, clean = streams
         with torch.no_grad():
             reference = float_copy(block)
-            goals = [answer_of(BlockRun(name, reference, clean), k) for k in range(len(stream.hidden))]
+            goals = [clean.waiting(answer_of(BlockRun(name, reference, clean), k)) for k in range(len(stream.hidden))]
         if again is None:
             learn_block(context, config, BlockRun(name, block, stream), goals)
         else:
@@ -159,7 +159,8 @@ def sample_loss(
     learned = zip(tasks, values, strict=True)
     weights |= {f"{task.name}.weight": value.to(task.dtype) for task, value in learned}
     args, kwargs = run.arguments(k)
-    return (answer(functional_call(run.block, weights, args, kwargs)).float() - goals[k].float()).square().mean()
+    goal = run.stream.called(goals[k], run.block)
+    return (answer(functional_call(run.block, weights, args, kwargs)).float() - goal.float()).square().mean()
 
 
 def settle(tasks: list[Task], values: list[list[torch.Tensor]]) -> None:

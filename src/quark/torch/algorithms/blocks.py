@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import nn
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, unknown
 from quark.torch.algorithms.context import BlockStore
-from quark.torch.calibration import arguments_of, run
+from quark.torch.calibration import arguments_of, device_of, run
 from quark.torch.first_input import first_input, with_input
 from quark.torch.layers import kind_of
 
@@ -88,11 +88,13 @@ class Stream:
         hidden: what enters the next block.
         calls: per block, per sample: its positional and keyword arguments, the first input None.
         values: how many values a block returns; 0: its hidden state alone, not in a tuple.
+        host: hidden states wait in the host's memory; only those of the sample that runs are on the block's device.
     """
 
     hidden: list[Any]
     calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
     values: int = 0
+    host: bool = False
 
     def forward(self, name: str, block: nn.Module, k: int) -> Any:
         """The block called ``name`` on sample ``k``."""
@@ -102,16 +104,28 @@ class Stream:
         args, kwargs = self.arguments(name, block, k)
         return block(*args, **kwargs)
 
+    def handed_on(self, name: str, block: nn.Module, k: int) -> Any:
+        """The hidden state that the block called ``name`` makes of sample ``k``, where hidden states wait."""
+        return self.waiting(first(self.forward(name, block, k)))
+
+    def waiting(self, hidden: torch.Tensor) -> torch.Tensor:
+        """A hidden state where it waits for its turn."""
+        return hidden.cpu() if self.host else hidden
+
+    def called(self, hidden: torch.Tensor, module: nn.Module) -> torch.Tensor:
+        """A hidden state that waits, where a module can read it."""
+        return hidden.to(device_of(module)) if self.host else hidden
+
     def arguments(self, name: str, block: nn.Module, k: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the block called ``name`` (the model, without a name) is called with on sample ``k``."""
         if not name:
             return arguments_of(block, self.hidden[k])
-        return with_input(block, *self.calls[name][k], self.hidden[k])
+        return with_input(block, *self.calls[name][k], self.called(self.hidden[k], block))
 
     def advance(self, name: str, block: nn.Module) -> Stream:
         """The stream behind a block; what the block was called with is forgotten. Nothing is behind the last one."""
         last = name and not any(other != name for other in self.calls)
-        hidden = [] if last else [first(self.forward(name, block, k)) for k in range(len(self.hidden)) if name]
+        hidden = [] if last else [self.handed_on(name, block, k) for k in range(len(self.hidden)) if name]
         return self.behind(name, hidden)
 
     def behind(self, name: str, hidden: list[Any]) -> Stream:
@@ -119,17 +133,21 @@ class Stream:
         calls = {other: calls for other, calls in self.calls.items() if other != name}
         if name and not calls:
             return Stream([])
-        return Stream(hidden if name else self.hidden, calls, self.values)
+        return replace(self, hidden=hidden if name else self.hidden, calls=calls)
 
     def joined(self, other: Stream) -> Stream:
         """The stream of these samples, and then those of another."""
         calls = {name: [*calls, *other.calls[name]] for name, calls in self.calls.items()}
-        return Stream([*self.hidden, *other.hidden], calls, self.values)
+        return replace(self, hidden=[*self.hidden, *other.hidden], calls=calls)
 
     def of(self, samples: list[int]) -> Stream:
         """The stream of some samples."""
         calls = {name: [calls[k] for k in samples] for name, calls in self.calls.items()}
-        return Stream([self.hidden[k] for k in samples], calls, self.values)
+        return replace(self, hidden=[self.hidden[k] for k in samples], calls=calls)
+
+    def copy(self) -> Stream:
+        """One that goes its own way."""
+        return replace(self, hidden=list(self.hidden), calls=dict(self.calls))
 
 
 @dataclass(frozen=True)
@@ -150,6 +168,10 @@ class BlockRun:
     def arguments(self, k: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What it is called with on sample ``k``."""
         return self.stream.arguments(self.name, self.block, k)
+
+    def handed_on(self, k: int) -> Any:
+        """The hidden state that it makes of sample ``k``, where hidden states wait."""
+        return self.stream.handed_on(self.name, self.block, k)
 
     def advance(self) -> Stream:
         """The stream behind it."""
@@ -186,14 +208,14 @@ def record(
     store = store or BlockStore()
     first_one, *others = samples
     with store.recording():
-        found = recorded(model, blocks, [first_one])
+        found = recorded(model, blocks, [first_one], store.host)
     if others and found is not None:
-        alone = recorded(model, blocks, [first_one], found.values)
+        alone = recorded(model, blocks, [first_one], store.host, found.values)
         if alone is not None and equal_arguments(alone.calls, found.calls):
-            rest = recorded(model, blocks, others, found.values)
+            rest = recorded(model, blocks, others, store.host, found.values)
         else:
             with store.recording():
-                rest = recorded(model, blocks, others)
+                rest = recorded(model, blocks, others, store.host)
         found = None if rest is None else found.joined(rest)
     if found is None:
         log.info("the modules of %r do not hand one hidden state on; the model is tuned as one block", blocks.path)
@@ -201,14 +223,17 @@ def record(
     return blocks, found
 
 
-def recorded(model: nn.Module, blocks: Blocks, samples: list[Any], values: int | None = None) -> Stream | None:
+def recorded(
+    model: nn.Module, blocks: Blocks, samples: list[Any], host: bool, values: int | None = None
+) -> Stream | None:
     """What enters the first block, and what all are called with besides; None: they are no chain.
 
     Args:
         model, blocks, samples: what runs.
+        host: where hidden states wait.
         values: how many values a block returns; the blocks then hand on what enters instead of running.
     """
-    recorder = Recorder(next(iter(blocks.modules)), Stream([], {name: [] for name in blocks.modules}))
+    recorder = Recorder(next(iter(blocks.modules)), Stream([], {name: [] for name in blocks.modules}, host=host))
     hooks = [handle for name, block in blocks.modules.items() for handle in recorder.attach(name, block)]
     try:
         with without_cache(model), nullcontext() if values is None else handing_on(blocks, values):
@@ -277,12 +302,14 @@ class Recorder:
         stream: what is filled.
         chained: every block so far got what the block before it returned.
         last: what the last block returned.
+        same: tensors of this sample's calls, by where they are, each with the one that is kept for it.
     """
 
     start: str
     stream: Stream
     chained: bool = True
     last: torch.Tensor | None = None
+    same: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def attach(self, name: str, block: nn.Module) -> list[Any]:
         """Hooks for the block called ``name``."""
@@ -290,12 +317,15 @@ class Recorder:
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = first_input(module, args, kwargs)
             if name == self.start:
-                self.stream.hidden.append(hidden.detach())
+                self.same.clear()
+                self.stream.hidden.append(self.stream.waiting(hidden.detach()))
             else:
                 self.chained &= (
                     self.last is not None and hidden.shape == self.last.shape and bool(torch.equal(hidden, self.last))
                 )
-            self.stream.calls[name].append(with_input(module, args, kwargs, None))
+            calls = self.stream.calls[name]
+            call = with_input(module, args, kwargs, None)
+            calls.append(self.shared(call, calls[-1]) if calls else call)
 
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             self.last = first(output)
@@ -305,6 +335,18 @@ class Recorder:
             block.register_forward_pre_hook(before, with_kwargs=True),
             block.register_forward_hook(after),
         ]
+
+    def shared(self, value: Any, before: Any) -> Any:
+        """Arguments, with the tensors of the sample before where they are the same values: masks, positions."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self.same:
+                self.same[id(value)] = value, before if equal_arguments(value, before) else value
+            return self.same[id(value)][1]
+        if type(value) is type(before) in (tuple, list) and len(value) == len(before):
+            return type(value)(map(self.shared, value, before))
+        if type(value) is dict and isinstance(before, dict) and value.keys() == before.keys():
+            return {key: self.shared(one, before[key]) for key, one in value.items()}
+        return value
 
 
 @contextmanager

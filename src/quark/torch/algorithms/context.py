@@ -76,6 +76,11 @@ class StreamNotes:
 class BlockStore:
     """Where decoder blocks are when it is not their turn: in memory; here next to nothing is to be done."""
 
+    @property
+    def host(self) -> bool:
+        """Whether hidden states wait in the host's memory and not on the device of the blocks."""
+        return False
+
     def recording(self) -> AbstractContextManager[None]:
         """Around runs of the whole float model."""
         return nullcontext()

@@ -73,7 +73,7 @@ def run_reconstruction(context: ModelContext, config: Config) -> None:
     with disabled([context.model]):
         blocks, stream = record(context.model, blocks, context.samples, context.store)
     items = trainable(context, config)
-    clean, trained = Stream(list(stream.hidden), dict(stream.calls), stream.values), 0
+    clean, trained = stream.copy(), 0
 
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
         nonlocal trained

@@ -24,7 +24,7 @@ from quark.algorithms.smoothquant import shared_channels
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, known, unknown
 from quark.torch.algorithms.answers import BlockWalk, walk_of
-from quark.torch.algorithms.blocks import BlockRun, Stream, first
+from quark.torch.algorithms.blocks import BlockRun, Stream
 from quark.torch.algorithms.context import ModelContext, Undo, matrix
 from quark.torch.algorithms.guard import best_change, change_all
 from quark.torch.algorithms.inputs import Watch
@@ -300,7 +300,7 @@ def choices_in(
     """What is chosen in one block, or was by an interrupted job; and what the block hands on."""
     kept = context.store.known(run.name)
     if (values := kept.read()) is not None:
-        return list(choices_of(here, values)), [first(run.forward(k)) for k in range(len(run))]
+        return list(choices_of(here, values)), [run.handed_on(k) for k in range(len(run))]
     undo = Undo()
     own = replace(context, undo=undo)
     try:
@@ -366,7 +366,7 @@ def read_block(
     watch, hidden = Watch({reader: modules[reader] for reader in source}, see, stop=False), []
     for k in range(len(run)):
         latest.clear()
-        hidden.append(first(watch.run(partial(run.forward, k))))
+        hidden.append(watch.run(partial(run.handed_on, k)))
     reached = ((place, [found[reader] for reader in place.readers if reader in found]) for place in here)
     inputs = [(place, max(seen, key=lambda item: item.count)) for place, seen in reached if seen]
     return inputs, hidden

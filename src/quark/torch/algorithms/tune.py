@@ -82,7 +82,7 @@ def tune(context: ModelContext, rounder: Rounder, inside: list[str], path: str =
     with disabled([context.model]):
         blocks, stream = record(context.model, blocks, context.samples, context.store)
     say_untuned(context, inside, blocks.modules)
-    streams = [stream, Stream(list(stream.hidden), dict(stream.calls))] if paired else [stream]
+    streams = [stream, stream.copy()] if paired else [stream]
 
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
         modules = [block, *([float_copy(block)] if paired else [])]

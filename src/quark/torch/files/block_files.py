@@ -65,19 +65,17 @@ class StreamNotesInJournal(StreamNotes):
     Attributes:
         journal: of the job.
         key: of the entry.
-        device: that they are read to.
     """
 
     journal: Journal
     key: str
-    device: str = "cpu"
 
     def read(self) -> tuple[int, list[list[torch.Tensor]]]:
         """Those of an interrupted job."""
         path = self.journal.file(self.key)
         if path is None:
             return super().read()
-        values = load_file(path, self.device)
+        values = load_file(path)
         done, count, samples = values.pop(SIZES).tolist()
         return done, [[values[f"{stream}.{k}"] for k in range(samples)] for stream in range(count)]
 
@@ -127,6 +125,11 @@ class BlocksInFiles(BlockStore):
     keys: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     walks: list[StreamNotes] = field(default_factory=list)
+
+    @property
+    def host(self) -> bool:
+        """Hidden states of all samples would fill a device."""
+        return torch.device(self.device).type != "cpu"
 
     def own(self, name: str) -> list[str]:
         """The tensors of a block."""
@@ -202,7 +205,7 @@ class BlocksInFiles(BlockStore):
     def passing(self) -> StreamNotes:
         """Hidden states in an entry that is named by when it was asked for."""
         key = f"hidden states, {type(self).__name__} {len(self.walks)}"
-        self.walks.append(StreamNotesInJournal(self.journal, key, self.device))
+        self.walks.append(StreamNotesInJournal(self.journal, key))
         return self.walks[-1]
 
 
