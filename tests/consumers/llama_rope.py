@@ -34,6 +34,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "yarn, both": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
     "yarn, attention": {**YARN, "attention_factor": 1.3},
 }
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+LOCAL = "local "  # of layers that see a window, where these have an embedding of their own
+KINDS |= {f"{LOCAL}{kind}": KINDS[kind] for kind in ("theta", "partial", "linear", "yarn")}
 LONG = {"short": 64, "long": 8}
 LIMIT = 0.001
 
@@ -51,19 +54,32 @@ def main() -> int:
     bad = False
     for name in given.types.split(",") if given.types else sorted(set(ARCHITECTURES) & set(types)):
         for kind in given.kinds.split(";") if given.kinds else KINDS:
-            found = cell(tiny, name, types[name], KINDS[kind], given.judge)
+            if kind.startswith(LOCAL) and not by_layer(name):
+                continue
+            found = cell(tiny, name, types[name], kind, given.judge)
             bad |= found.startswith("**no**")
             print(name, kind, found, sep="\t", flush=True)
     return int(bad)
 
 
-def cell(tiny: Any, name: str, cls: str, rope: dict[str, Any], judge: str) -> str:
+def by_layer(name: str) -> bool:
+    """Whether layers of a model type that see a window have an embedding of their own."""
+    from transformers import CONFIG_MAPPING
+
+    return "sliding_attention" in (getattr(CONFIG_MAPPING[name](), "rope_parameters", None) or {})
+
+
+def cell(tiny: Any, name: str, cls: str, kind: str, judge: str) -> str:
     """One model."""
-    more = {"rope_parameters": {"rope_theta": 1e4, **rope}, "max_position_embeddings": 256}
+    rope = KINDS[kind]
+    more: dict[str, Any] = {"rope_parameters": {"rope_theta": 1e4, **rope}, "max_position_embeddings": 256}
     if rope["rope_type"] == "longrope":  # a head of 64 numbers, or the part of one
         pairs = range(16 if name == "minicpm3" else 32)
         factors = {f"{kind}_factor": [1 + number / size for number in pairs] for kind, size in LONG.items()}
         more["rope_parameters"] |= factors
+    if by_layer(name):
+        both = (PLAIN, more["rope_parameters"]) if kind.startswith(LOCAL) else (more["rope_parameters"], PLAIN)
+        more["rope_parameters"] = dict(zip(("full_attention", "sliding_attention"), both, strict=True))
     plain, ids = tiny.tiny_config, list(range(5, 125))
     tiny.tiny_config = lambda name, cls, given: plain(name, cls, {**given, **more})
     try:

@@ -1,7 +1,8 @@
 """The arithmetic of llama.cpp on a CPU: before a product with a quantized weight it rounds the other factor.
 
 To codes of 8 bits in blocks of 32 (``Q8_0``; float16 scales) or 256 numbers (``Q8_K``; scales by the number of largest
-magnitude), or to float16 where the weight is. GELU is that of tanh, whichever a network has, from a table of float16,
+magnitude), or to float16 where the weight is. The width of Gemma 3n's
+gates is that of a sample. GELU is that of tanh, whichever a network has, from a table of float16,
 the two bounds of YaRN are whole numbers (``truncate``, which gpt-oss has not), and norms of Qwen2-VL have no epsilon. A
 model that does the same answers as llama.cpp does, but for numbers that lie between two codes and fall the other way by
 a last bit.
@@ -53,10 +54,17 @@ def compute_as_llama(model: nn.Module, kinds: Mapping[str, str]) -> None:
             module.variance_epsilon = 0.0
         if "GELU" in type(module).__name__.upper():
             module.register_forward_hook(looked_up)
+        if "Gemma3nTextMLP" in type(module).__name__ and module.activation_sparsity:
+            module._gaussian_topk = above_most
         config: Any = copy.deepcopy(getattr(module, "config", None))
         if "RotaryEmbedding" in type(module).__name__ and not config.rope_parameters.get("truncate", True):
             config.rope_parameters["truncate"] = True
             module._buffers["inv_freq"] = type(module)(config)._buffers["inv_freq"]
+
+
+def above_most(gates: torch.Tensor) -> torch.Tensor:
+    """What exceeds 95 % of a normal distribution; its width is that of a sample."""
+    return (gates - gates.mean(-1, keepdim=True) - 1.6448533 * gates.std(-1, keepdim=True)).relu()
 
 
 def rounds(rounding: Rounding) -> Callable[..., tuple[torch.Tensor, ...]]:

@@ -31,6 +31,8 @@ SHARED_GATE = "*.shared_expert_gate"
 ROUTER = "*router*"
 EYES = ("*vision*", "*visual*", "*multi_modal_projector*", "*mm_projector*", "*audio*")
 
+SMALL = ("*altup*", "*laurel*", "*per_layer_model_projection")  # of Gemma 3n: rows of 4 and 64 numbers, and beside them
+
 DENSE = LayerGlobs()
 MOE = LayerGlobs(exclude=("lm_head", GATE, SHARED_GATE))
 ROUTED = LayerGlobs(exclude=("lm_head", ROUTER))
@@ -45,6 +47,8 @@ for architecture, names in (
     (DENSE, ("cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4", "glm", "hunyuan_v1_dense", "instella")),
     (DENSE, ("lfm2", "llama", "mistral", "ministral", "muse_glimmer", "olmo", "olmo2", "qwen2", "qwen3", "qwen3_5")),
     (DENSE, ("qwen4_exp_text", "smollm3", "stablelm")),
+    (replace(DENSE, exclude=("lm_head", *SMALL)), ("gemma3n_text",)),
+    (replace(SEEING, exclude=(*SEEING.exclude, *SMALL)), ("gemma3n",)),
     (LayerGlobs(gate_up=("fc1",)), ("opt", "phi")),
     (LayerGlobs(gate_up=("c_fc",)), ("starcoder2",)),
     (LayerGlobs(gate_up=("fc_in",)), ("gptj",)),

@@ -21,7 +21,7 @@ from quark.errors import ConfigError, ModelError
 from quark.torch import LLMTemplate, export_safetensors, import_model_from_safetensors
 from quark.torch.export.api import export_gguf
 from quark.torch.export.before_work import check_before_work
-from quark.torch.export.gguf_architectures import add_rope, architecture_of
+from quark.torch.export.gguf_architectures import add_rope, architecture_of, rope_factors
 from quark.torch.export.gguf_model import network_name
 from quark.torch.export.gguf_table import ARCHITECTURES, DECODERS
 from quark.torch.export.write_as import config_for
@@ -114,6 +114,7 @@ def small(family: str) -> Any:
     """The model that ``llama_table`` asks llama.cpp about, but smaller."""
     more, plain = {"vocab_size": 300, **AS_PUBLISHED.get(family, {})}, tiny.tiny_config
     more |= {key: 32 for key in ("linear_key_head_dim", "linear_value_head_dim") if family.startswith("qwen3_")}
+    more |= {"vocab_size_per_layer_input": 300} if family == "gemma3n_text" else {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "tiny_config", lambda name, cls, given: plain(name, cls, {**more, **given}))
         model = tiny.tiny_model(family, dict(tiny.model_types())[family])
@@ -131,7 +132,8 @@ def biases(model: nn.Module) -> list[str]:
 def floats(model: nn.Module) -> list[str]:
     """What stays float: heads and routers."""
     ends = ("lm_head", "mlp.gate", "router", "shared_expert_gate")
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name.endswith(ends)]
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return [name for name in linear if name.endswith(ends) or re.search("altup|laurel|per_layer_model", name)]
 
 
 WITHIN = re.compile(r"_vl_(moe_)?text$|4v_(moe_)?text$")  # language models of larger ones: test_language_part.py
@@ -324,6 +326,25 @@ def test_scales_that_the_command_rounds_to_float16_waste_no_codes(
             export_gguf(import_model_from_safetensors(None, tmp_path / "codes"), tmp_path / "again", "llama", bpe)
 
 
+def test_gemma3n_has_rows_of_all_words_stacked_matrices_and_unread_keys(bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    sizes = {**SIZES, "num_hidden_layers": 21, "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+    config = transformers.Gemma3nTextConfig(**sizes, num_kv_shared_layers=1, vocab_size_per_layer_input=250)
+    model = transformers.Gemma3nForCausalLM(config)
+    export_gguf(model, tmp_path, "gemma3n_text", bpe, weight_type="F32", float_type="F32")
+    tensors = read(tmp_path / "gemma3n_text.gguf")[1].items()
+    found = {name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for name, tensor in tensors}
+    with torch.no_grad():  # words without a row are answered with the first one's
+        wanted = (
+            model.model.get_per_layer_inputs(torch.arange(300)).flatten(1)
+            / model.model.embed_tokens_per_layer.embed_scale
+        )
+    np.testing.assert_allclose(found["per_layer_token_embd.weight"], wanted, rtol=1e-5)
+    stacked = torch.stack([layer.weight.detach() for layer in model.model.altup_projections])
+    np.testing.assert_array_equal(found["altup_proj.weight"], stacked)
+    assert not any(found[f"blk.20.attn_{name}.weight"].any() for name in ("k", "v", "k_norm"))
+    assert all(found[f"blk.19.attn_{name}.weight"].any() for name in ("k", "v", "k_norm"))
+
+
 WRONG = [  # each was answered otherwise by llama.cpp, or not loaded (tests/consumers/llama_entries.py)
     ("qwen2_moe", {"norm_topk_prob": True}, "norm_topk_prob is True"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
@@ -354,6 +375,15 @@ WRONG = [  # each was answered otherwise by llama.cpp, or not loaded (tests/cons
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
     ("nemotron_h", {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]}, "'mlp' or 'moe'"),
     ("nemotron_h", {"time_step_min": 0.01}, "time_step_min is 0.01"),
+    ("gemma3n_text", {"num_kv_shared_layers": 1}, "num_kv_shared_layers is 1"),
+    ("gemma3n_text", {"activation_sparsity_pattern": [0.0] * 5}, "activation_sparsity_pattern is"),
+    ("gemma3n_text", {"intermediate_size": [128, 128, 128, 128, 64]}, "intermediate_size is"),
+    ("gemma3n_text", {"final_logit_softcapping": 20.0}, "final_logit_softcapping is 20.0"),
+    (
+        "gemma3n_text",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}, "full_attention": {}}},
+        "rotary embedding of sliding layers",
+    ),
     ("falcon_h1", {"mamba_rms_norm": True}, "mamba_norm_before_gate is True"),
     ("falcon_h1", {"tie_word_embeddings": True}, "multiplied by 4 and by 0.25"),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
@@ -431,6 +461,15 @@ def test_every_kind_of_rotary_embedding_is_written_or_told_what_to_do() -> None:
             continue
         with pytest.raises(ModelError, match=f"'{kind}'.*--format onnx"):
             add_rope(writer, config, ARCHITECTURES["llama"])
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "proportional"])
+def test_gemma4_is_told_by_what_frequencies_are_divided_of_every_kind(kind: str) -> None:
+    rope = {"rope_type": kind, "partial_rotary_factor": 0.25, "factor": 2.0}
+    config = network("gemma4_text").config
+    config.rope_parameters = {"full_attention": rope}
+    found = rope_factors(config, ARCHITECTURES["gemma4_text"])  # llama.cpp does not load a file without them
+    assert found is not None and (found == 1).all() == (kind != "proportional")
 
 
 def test_a_dynamic_rotary_embedding_is_the_plain_one_as_far_as_the_refusal_says() -> None:

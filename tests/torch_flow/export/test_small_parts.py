@@ -666,6 +666,7 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
     assert named("window") == {
         "gemma2",
         "gemma3_text",
+        "gemma3n_text",
         "gemma4_text",
         "gpt_oss",
         "cohere2",
@@ -681,6 +682,7 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
     assert {name: ARCHITECTURES[name].period for name in named("period")} == {
         "gemma2": 2,
         "gemma3_text": 6,
+        "gemma3n_text": 5,
         "gpt_oss": 2,
         "cohere2": 4,
         "olmo3": 4,

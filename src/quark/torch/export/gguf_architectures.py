@@ -101,6 +101,7 @@ def check_network(config: Any, row: Architecture) -> None:
     if turns and not row.partial and rotated_size(config) != head_size(config):
         raise ModelError(f"a part of each head is rotated, which llama.cpp does not do in {row.name!r}")
     for key, wanted in {**dict.fromkeys(read_of(config, BIASES) - {*row.biases}, False), **row.fixed}.items():
+        wanted = wanted(config) if callable(wanted) else wanted
         found = getattr(config, key, wanted)
         if (bool(found) if isinstance(wanted, bool) else found) != wanted:
             raise ModelError(f"{key} is {found!r}, and llama.cpp takes {wanted!r} for granted in {row.name!r}")
@@ -117,7 +118,7 @@ def check_tied(config: Any, row: Architecture) -> None:
     """
     factors = [row.factor_of(name, config) for name in ("embed_tokens.weight", "lm_head.weight")]
     first, last = (1.0 if factor is None else float(factor[0, 0]) for factor in factors)
-    if config.tie_word_embeddings and first != last:
+    if first != last and config.tie_word_embeddings:
         raise ModelError(
             f"embeddings and head are one matrix (tie_word_embeddings), which is multiplied by {first:g} and by "
             f"{last:g}, and in {row.name!r} llama.cpp has one for both"
@@ -159,7 +160,7 @@ def check_layers(config: Any, row: Architecture) -> None:
         raise ModelError(f"query_pre_attn_scalar is {scalar}, which llama.cpp does not have in {name!r} of this size")
     local = local_rope(config)
     plain = (local.get("rope_type", "default"), local.get("partial_rotary_factor", 1.0)) == ("default", 1.0)
-    if (row.around or name == "gemma4") and not plain:
+    if (row.around or name in ("gemma3n", "gemma4")) and not plain:
         raise ModelError(f"the rotary embedding of sliding layers is {local}, and no file for llama.cpp says it")
     if name == "gemma3" and local and (local.get("rope_theta"), local.get("rope_type", "default")) != (1e4, "default"):
         raise ModelError(
@@ -433,9 +434,11 @@ def long_factors(config: Any) -> dict[str, np.ndarray]:
 def rope_factors(config: Any, row: Architecture) -> np.ndarray | None:
     """What frequencies are divided by, one a pair; None: they are not."""
     rope = rope_of(config)
-    if rope.get("rope_type") not in DIVIDED:
+    if rope.get("rope_type") not in DIVIDED and row.name != "gemma4":
         return None
     size = row.derived["add_key_length"](config) if "add_key_length" in row.derived else rotated_size(config)
+    if rope.get("rope_type") not in DIVIDED:  # llama.cpp wants numbers there
+        return np.ones(size // 2, np.float32)
     if rope["rope_type"] == PROPORTIONAL:  # pairs behind a part of the head are not turned
         turned = int(rope.get("partial_rotary_factor", 1.0) * size // 2)
         return np.where(np.arange(size // 2) < turned, rope.get("factor", 1.0), STILL).astype(np.float32)

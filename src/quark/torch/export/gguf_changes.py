@@ -79,6 +79,11 @@ def by_head(which: slice, x: np.ndarray, config: Any) -> np.ndarray:
 QKV, GATE = partial(by_head, slice(0, 3)), partial(by_head, slice(3, 4))
 
 
+def for_all_words(x: np.ndarray, config: Any) -> np.ndarray:
+    """A table of fewer words than the vocabulary has: the others have its first row, as Gemma 3n reads it."""
+    return np.concatenate([x, np.repeat(x[:1], config.vocab_size - len(x), 0)])
+
+
 def tiled(x: np.ndarray, config: Any) -> np.ndarray:
     """Rows of heads of values, those of a key's head together: the first of every key's, the second of every key's, ...
 

@@ -38,7 +38,7 @@ from quark.torch.export.gguf_architectures import (
 )
 from quark.torch.export.gguf_row import Architecture
 from quark.torch.export.gguf_table import DECODERS
-from quark.torch.export.gguf_tensors import FileLoss, GGUFTensor, Values, entries_of
+from quark.torch.export.gguf_tensors import FileLoss, GGUFTensor, Values, entries_of, made_of
 from quark.torch.export.gguf_types import FLOATS, TYPES, GGUFTarget, check_types
 from quark.torch.export.gguf_vocabulary import add_vocabulary
 from quark.torch.export.language_part import language_part
@@ -113,7 +113,7 @@ def export_gguf(
         raise ConfigError(f"{str(target)!r} already exists; delete it, or export to another folder")
     loss, apart, row = FileLoss(), taken_apart(model), with_numbers(row, model)
     choice = target_of(apart, row, weight_type, types, float_type)
-    entries = [*entries_of(apart, tensors_of(apart, row), choice, loss), *factors(config, row)]
+    entries = [*entries_of(apart, tensors_of(apart, row), choice, loss), *factors(config, row), *unread(config, row)]
     with new_folder(output_dir, beside=True) as folder:
         sums = write(folder / target.name, entries, config, row, Path(tokenizer_path), loss if verify else None)
         read_back(folder / target.name, sums)
@@ -235,6 +235,21 @@ def factors(config: Any, row: Architecture) -> list[GGUFTensor]:
     plain = rope_factors(config, row)
     found = long_factors(config) | ({} if plain is None else {"rope_freqs": plain})
     return [GGUFTensor(f"{name}.weight", "F32", one.shape, partial(made, one)) for name, one in found.items()]
+
+
+def unread(config: Any, row: Architecture) -> list[GGUFTensor]:
+    """Tensors of zeros, for those that llama.cpp wants and does not compute with."""
+    shapes = row.unread(config).items()
+    kinds = {1: "F32", 2: "Q4_0"}
+    return [
+        GGUFTensor(f"{name}.weight", kinds[len(shape)], shape, partial(zeros, shape, kinds[len(shape)]))
+        for name, shape in shapes
+    ]
+
+
+def zeros(shape: tuple[int, ...], kind: str) -> tuple[np.ndarray, Values]:
+    """Zeros as a type."""
+    return made_of(partial(np.zeros, shape, np.float32), kind)
 
 
 def made(values: np.ndarray) -> tuple[np.ndarray, Values]:

@@ -44,6 +44,19 @@ def doubled_where_shared(config: Any) -> list[int]:
     return [config.intermediate_size * (double if layer >= first else 1) for layer in range(config.num_hidden_layers)]
 
 
+def sparse_first(config: Any) -> list[float]:
+    """How much of what the layers of Gemma 3n have between two products is 0, as llama.cpp has it."""
+    return [0.95 if layer < 10 else 0.0 for layer in range(config.num_hidden_layers)]
+
+
+def keys_of_none(config: Any) -> dict[str, tuple[int, ...]]:
+    """Keys, their norms, and values of layers of Gemma 3n that take those of others."""
+    whole = config.num_key_value_heads * config.head_dim, config.hidden_size
+    shapes = {"k": whole, "v": whole, "k_norm": (config.head_dim,)}
+    layers = range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers)
+    return {f"blk.{layer}.attn_{name}": shape for layer in layers for name, shape in shapes.items()}
+
+
 def routed(name: str) -> Callable[[Any], int]:
     """A number of what chooses experts; 0 where no layer has them."""
     return lambda config: int(getattr(config, name)) if "moe" in config.layer_types else 0

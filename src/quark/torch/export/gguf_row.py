@@ -23,7 +23,7 @@ class Architecture:
         window: llama.cpp knows its sliding window.
         activations: values of ``hidden_act`` that llama.cpp computes.
         expert_length: key of the configuration with the width of an expert, where it is written.
-        fixed: what llama.cpp takes for granted: values of the configuration, where it has the key.
+        fixed: what llama.cpp takes for granted: values of the configuration, where it has the key, or functions of it.
         small_eps: keys of the epsilons of norms, where transformers has others in some norms and llama.cpp one for all:
             up to 1e-5 both answer alike.
         biases: keys of ``BIASES`` that it reads both ways; the others are False for granted.
@@ -52,6 +52,8 @@ class Architecture:
             each has.
         scaled: endings of names of matrices, and by what their rows are multiplied, by the configuration: numbers that
             llama.cpp does not read, and that go into the scales of codes.
+        unread: names of tensors that llama.cpp wants in a file and computes nothing with, and their shapes, by the
+            configuration; the model has none of them.
         told: endings of names of parameters that are no tensors of the file but numbers, one a layer, and their method.
     """
 
@@ -84,6 +86,7 @@ class Architecture:
     across: Mapping[str, str] = field(default_factory=dict)
     split: Mapping[str, Mapping[str, Change]] = field(default_factory=dict)
     told: Mapping[str, str] = field(default_factory=dict)
+    unread: Callable[[Any], Mapping[str, tuple[int, ...]]] = field(default=lambda _: {})
     scaled: Mapping[str, Callable[[Any], np.ndarray]] = field(default_factory=dict)
 
     def parts_of(self, name: str) -> Mapping[str, Change]:

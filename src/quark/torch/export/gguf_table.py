@@ -16,6 +16,8 @@ from quark.torch.export.gguf_numbers import (
     falcon_keys,
     groups_asked,
     heads_of,
+    keys_of_none,
+    sparse_first,
 )
 from quark.torch.export.gguf_row import Architecture
 from quark.torch.export.gguf_states import EPS, MOE, SHARED, STATES
@@ -83,6 +85,29 @@ ARCHITECTURES = {
             "add_feed_forward_length": doubled_where_shared,
             **dict.fromkeys(HEAD_SIZES, heads_of("full_attention")),
             **{f"{method}_swa": heads_of("sliding_attention") for method in HEAD_SIZES},
+            "add_rope_freq_base_swa": lambda config: float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+        },
+    ),
+    "gemma3n_text": Architecture(
+        "gemma3n",
+        window=True,
+        activations=GELU,
+        period=5,
+        fixed={
+            "altup_num_inputs": 4,
+            "altup_active_idx": 0,
+            "altup_correct_scale": True,
+            "laurel_rank": 64,
+            "hidden_size_per_layer_input": 256,
+            "final_logit_softcapping": 30.0,
+            "activation_sparsity_pattern": sparse_first,
+            "intermediate_size": lambda config: [config.intermediate_size[0]] * config.num_hidden_layers,
+            "num_kv_shared_layers": lambda config: max(0, config.num_hidden_layers - 20),
+        },
+        changed={"embed_tokens_per_layer.weight": changes.for_all_words},
+        unread=keys_of_none,
+        derived={
+            "add_feed_forward_length": lambda config: config.intermediate_size[0],
             "add_rope_freq_base_swa": lambda config: float(config.rope_parameters["sliding_attention"]["rope_theta"]),
         },
     ),

@@ -36,7 +36,7 @@ WHOLE_NAMES = (  # tensors that llama.cpp has in float32
     "shortconv.conv.weight", "ssm_a", "ssm_d", "ssm_norm.weight",
 )  # fmt: skip
 WITHIN = re.compile(r"\.block_sparse_moe\.|(\.mixer|(?<=\d))\.(?=experts\.)")  # what the package calls "mlp"
-EXPERT = re.compile(r"\.experts\.(\d+)\.")
+EXPERT = re.compile(r"\.(experts|altup_projections|altup_unembed_projections)\.\d+\.")  # which a file stacks
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def file_name(name: str, choice: GGUFTarget) -> str:
         ModelError: there is none.
     """
     layer, _, slot = name.rpartition(".")
-    own = EXPERT.sub(".experts.", name)
+    own = EXPERT.sub(r".\1.", name)
     outside = (f"{choice.outside.layer(layer)}.{slot}", choice.outside.outside(name))
     given = (own, *outside, WITHIN.sub(".mlp.", own), own.removeprefix("transformer."))
     spelled = [
