@@ -141,6 +141,15 @@ def test_eight_codes_at_a_time_are_the_same_bytes(shape, bits, monkeypatch):
     forms = [codes, codes.view(np.uint8), np.asfortranarray(codes), torch.from_numpy(codes.T.copy()).T]
     cases = [(x, order, word) for x in forms for order in (None, AWQ_ORDER) for word in (1, 4)]
     made = [np.asarray(pack(x, bits, order=order, word=word)) for x, order, word in cases]
+    kept = [
+        (found, order, signed) for found, (_, order, _) in zip(made, cases, strict=True) for signed in (False, True)
+    ]
+    back = [np.asarray(unpack(torch.from_numpy(found), bits, shape[1], "low", *rest)) for found, *rest in kept]
     monkeypatch.setattr("quark.numerics.packing.packed_by_eight", lambda *_: None)
+    monkeypatch.setattr("quark.numerics.packing.unpacked_by_eight", lambda *_: None)
     for (x, order, word), found in zip(cases, made, strict=True):
         np.testing.assert_array_equal(found, np.asarray(pack(x, bits, order=order, word=word)))
+    for (packed, *rest), found in zip(kept, back, strict=True):
+        wanted = unpack(packed, bits, shape[1], "low", *rest)
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted)

@@ -15,6 +15,7 @@ refuses it where the format has no code for it.
 
 from __future__ import annotations
 
+from functools import cache
 from math import inf, nan
 from typing import TypeAlias
 
@@ -38,6 +39,7 @@ from quark.numerics.array import (
     namespace,
     pow2,
     reaches,
+    shared,
     to_bits,
 )
 from quark.numerics.chunks import elementwise, like_input
@@ -339,7 +341,15 @@ class Float:
         return (1 << self.exponent_bits + self.mantissa_bits) - 1
 
     def decode(self, codes: Array, zero_point: Operand | None = None) -> Same:
-        """float32 values of ``codes``."""
+        """float32 values of ``codes``; those that are bytes in the memory of the CPU are looked up."""
+        held = shared(codes)
+        if isinstance(held, np.ndarray) and held.dtype == np.uint8:
+            values = np.take(value_of_bytes(self), held, mode="clip", out=np.empty(held.shape, np.float32))
+            return namespace(codes).from_numpy(values) if is_torch(codes) else values
+        return self.computed(codes)
+
+    def computed(self, codes: Array) -> Same:
+        """``decode`` by arithmetic."""
         xp = namespace(codes)
         codes = cast(codes, "int32")
         size = codes & ((1 << self.exponent_bits + self.mantissa_bits) - 1)
@@ -355,6 +365,13 @@ class Float:
             bits = to_bits(value)
             bits |= (codes >> self.bits - 1) << 31
         return value
+
+
+@cache
+def value_of_bytes(element: Float) -> np.ndarray:
+    """float32 values of the bytes 0 to 255."""
+    values: np.ndarray = element.computed(np.arange(256, dtype=np.uint8))
+    return values
 
 
 @dataclass(frozen=True)

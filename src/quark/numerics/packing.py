@@ -142,6 +142,8 @@ def unpack(
     run, size = group(bits, first)
     if packed.shape[-1] * 8 < count * bits:
         raise ConfigError(f"{packed.shape[-1]} bytes do not hold {count} codes of {bits} bits")
+    if first == "low" and (made := unpacked_by_eight(packed, bits, count, order, signed)) is not None:
+        return made
     words_per_row = -(-packed.shape[-1] // size)
     packed = cast(pad(packed, (*packed.shape[:-1], words_per_row * size)), word_dtype(size))
     packed = packed.reshape((*packed.shape[:-1], words_per_row, size))
@@ -154,6 +156,52 @@ def unpack(
     codes = codes.reshape((*words.shape[:-1], words_per_row * run))
     codes = permuted(codes, inverse(order))[..., :count]
     return sign_extended(codes, bits) if signed else codes
+
+
+def unpacked_by_eight(packed: Array, bits: int, count: int, order: tuple[int, ...] | None, signed: bool) -> Same | None:
+    """What ``unpack`` makes of rows of whole words on the CPU, the way back of ``packed_by_eight``; None: others."""
+    known = order is None or (order == AWQ_ORDER and bits == 4)
+    if not known or bits == 8 or packed.ndim != 2 or not packed.shape[0] or packed.shape[1] * 8 != count * bits:
+        return None
+    if count % 8 or not count or sys.byteorder != "little" or (is_torch(packed) and not shares_memory(packed)):
+        return None
+    values = np.ascontiguousarray(shared(packed)).reshape(-1, bits)
+    out = np.empty((len(values), 8), np.uint8)
+    for k in range(0, len(out), CACHED // 8):
+        part = out[k : k + CACHED // 8]
+        part.view(np.int64)[:, 0] = unfolded(widened(values[k : k + len(part)]), bits, order)
+        if signed:
+            part ^= 1 << bits - 1
+            part -= 1 << bits - 1
+    codes = out.view(np.int8 if signed else np.uint8).reshape(-1, count)
+    return namespace(packed).from_numpy(codes) if is_torch(packed) else codes
+
+
+def widened(values: np.ndarray) -> np.ndarray:
+    """Rows of up to eight bytes as int64 words, whose other bytes are not defined or zero."""
+    if values.shape[1] == 4:  # halves of words are copied faster than bytes of them
+        return values.view(np.int32)[:, 0].astype(np.int64)
+    words = np.zeros((len(values), 8), np.uint8)
+    words[:, : values.shape[1]] = values
+    return words.view(np.int64)[:, 0]
+
+
+def unfolded(words: np.ndarray, bits: int, order: tuple[int, ...] | None) -> np.ndarray:
+    """int64 words whose eight bytes are the fields of ``bits`` that ``folded`` joined."""
+    if order is not None:
+        return parted(words) | parted(words >> 16) << 8
+    for lane in (32, 16, 8):
+        width = bits * lane // 8
+        even = sum(((1 << width) - 1) << at for at in range(0, 64, 2 * lane))
+        words = (words & even) | ((words << lane - width) & (even << lane))
+    return words
+
+
+def parted(words: np.ndarray) -> np.ndarray:
+    """The nibbles of the lowest 16 bits of int64 words in bytes 0, 2, 4 and 6: the way back of ``joined``."""
+    words = words & 0xFFFF
+    words = (words | words << 24) & 0x000000FF000000FF
+    return (words | words << 12) & 0x000F000F000F000F
 
 
 def group(bits: int, first: str) -> tuple[int, int]:

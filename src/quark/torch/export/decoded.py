@@ -49,11 +49,15 @@ class Windows:
 
     def cut(self, value: torch.Tensor, axis: int = 0) -> torch.Tensor:
         """What belongs to the rows, of a tensor whose ``axis`` runs along them, in any step."""
+        return value if self.count == self.rows else torch.cat(self.views(value, axis), axis)
+
+    def views(self, value: torch.Tensor, axis: int = 0) -> list[torch.Tensor]:
+        """The same in parts, which share the memory of ``value``."""
         if self.count == self.rows:
-            return value
+            return [value]
         length = value.shape[axis]
         runs = ((length * start // self.rows, max(1, length * count // self.rows)) for start, count in self.runs)
-        return torch.cat([value.narrow(axis, start, count) for start, count in runs], axis)
+        return [value.narrow(axis, start, count) for start, count in runs]
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,8 @@ def awq_values(parts: Parts) -> torch.Tensor:
     count = parts["scales"].shape[1]
     words = (parts[key].contiguous().view(torch.uint8) for key in ("qweight", "qzeros"))
     codes, zeros = (unpack(word, 4, count, "low", AWQ_ORDER) for word in words)
-    size = codes.shape[0] // zeros.shape[0]
-    steps, zeros = (value.float().repeat_interleave(size, 0) for value in (parts["scales"], zeros))
-    return ((codes.float() - zeros) * steps).T
+    groups = codes.float().reshape(len(zeros), -1, count)
+    return ((groups - zeros[:, None]) * parts["scales"].float()[:, None]).reshape(codes.shape).T
 
 
 def gptq_decoder(bits: int, lowered: int) -> Decoder:

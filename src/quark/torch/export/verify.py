@@ -240,7 +240,7 @@ def computed(tasks: list[CodedSlot]) -> torch.Tensor:
     first = tasks[0]
     if isinstance(first.held, StoredTensor):
         return first.windows.cut(first.held(first.value))
-    rows = joined([task.windows.cut(task.value) for task in tasks])
+    rows = joined([view for task in tasks for view in task.windows.views(task.value)])
     if first.frozen:
         return rows
     return quantizer_of_rows([(task.quantizer, task.windows) for task in tasks], len(first.shape))(rows)
@@ -295,15 +295,22 @@ def quantizer_of_rows(rows: list[tuple[Any, Windows]], dims: int) -> Any:
     first, chosen = rows[0]
     if len(rows) == 1 and chosen.count == chosen.rows:
         return first
-    shared = {id(value): value for value in (*first.buffers(), *first.parameters())}
-    stages = {id(part.stage): part.stage for part in parts(first)}
-    own = copy.deepcopy(first, {**shared, **stages})
+    own = shallow(first)
     for part, *others in zip(parts(own), *(parts(quantizer) for quantizer, _ in rows), strict=True):
         for kind in ("scale", "zero_point"):
             value = getattr(part, kind)
             if value is not None and value.dim() and rows_of_a_scale(part.granularity, dims):
                 found = (windows.cut(getattr(one, kind)) for (_, windows), one in zip(rows, others, strict=True))
                 setattr(part, kind, joined(list(found)))
+    return own
+
+
+def shallow(module: nn.Module) -> Any:
+    """A module whose attributes can be set, and are those of ``module`` until then; so those that it is made of."""
+    own: Any = copy.copy(module)
+    for kind in ("_parameters", "_buffers", "_modules"):
+        setattr(own, kind, dict(getattr(module, kind)))
+    own._modules = {name: None if part is None else shallow(part) for name, part in own._modules.items()}
     return own
 
 
