@@ -30,7 +30,6 @@ LEFT = {
     "glm-dsa": f"{OPEN}: keys and values of its attention have to be taken apart and turned",
     "jina-bert-v3": f"{OPEN}: adapters for tasks",
     "kimi-linear": f"{OPEN}: convolutions that transformers joins",
-    "mimo2": f"{OPEN}: a part of each head of 64 would be odd",
     "step35": f"{OPEN}: transformers has it within `step3p7` only",
     "t5": f"{OPEN}: an encoder and a decoder",
     "t5encoder": f"{OPEN}: as `t5`",

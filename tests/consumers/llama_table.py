@@ -71,6 +71,14 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {  # where the class's defaults made s
         "intermediate_size": 512, "vocab_size_per_layer_input": 250,
     },
     "gemma4_text": {**SLIDES, "sliding_window": 16, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+    "mimo_v2_flash": {
+        "num_hidden_layers": 4, "layer_types": [FULL, SLIDING, SLIDING, FULL], "head_dim": 128, "v_head_dim": 64,
+        "attention_value_scale": 0.5,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "rope_parameters": {
+            FULL: {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+            SLIDING: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    },
     "falcon_h1": {  # powers of two: others round scales to float16 once more, of which the text speaks
         "embedding_multiplier": 4.0, "lm_head_multiplier": 0.25, "mlp_multipliers": [0.5, 0.25],
         "key_multiplier": 0.5, "attention_in_multiplier": 2.0, "attention_out_multiplier": 0.5,

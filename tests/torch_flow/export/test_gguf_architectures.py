@@ -384,6 +384,11 @@ WRONG = [  # each was answered otherwise by llama.cpp, or not loaded (tests/cons
         {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}, "full_attention": {}}},
         "rotary embedding of sliding layers",
     ),
+    (
+        "mimo_v2_flash",
+        {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.25}, "full_attention": {}}},
+        "rotary embedding of sliding layers is {'partial_rotary_factor': 0.25}",
+    ),
     ("falcon_h1", {"mamba_rms_norm": True}, "mamba_norm_before_gate is True"),
     ("falcon_h1", {"tie_word_embeddings": True}, "multiplied by 4 and by 0.25"),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),

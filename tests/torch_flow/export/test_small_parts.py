@@ -667,6 +667,7 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
         "gemma2",
         "gemma3_text",
         "gemma3n_text",
+        "mimo_v2_flash",
         "gemma4_text",
         "gpt_oss",
         "cohere2",
@@ -692,7 +693,7 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
     normed = {name: row.fixed["norm_topk_prob"] for name, row in ARCHITECTURES.items() if "norm_topk_prob" in row.fixed}
     assert normed == {
         "qwen2_moe": False, "qwen3_moe": True, "olmoe": False, "deepseek_v2": False, "lfm2_moe": True,
-        "qwen3_vl_moe_text": True,
+        "qwen3_vl_moe_text": True, "mimo_v2_flash": True,
         **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text", "qwen3_5_text"), True),
     }  # fmt: skip
 

@@ -35,6 +35,7 @@ LEAST = 1e-5  # an epsilon of norms that answers as 1e-6 does, to within 1e-4
 LEAST_STEP = 0.001
 PROPORTIONAL, LONG = "proportional", "longrope"
 DIVIDED = ("llama3", PROPORTIONAL)  # kinds that are told by what frequencies are divided by
+PARTS = {"mimo_v2_flash": 0.334}  # of each head that are rotated where a configuration does not say; the others: whole
 STILL = 1e30  # what a frequency is divided by that turns nothing
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -78,8 +79,13 @@ def rotated_size(config: Any) -> int:
     rope = rope_of(config)
     if rope.get("rope_type") == PROPORTIONAL:  # the others have a frequency of 0
         return head_size(config)
-    part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
-    return int(head_size(config) * (1.0 if part is None else part))
+    return int(head_size(config) * part_of(rope, config))
+
+
+def part_of(rope: dict[str, Any], config: Any) -> float:
+    """The part of each head that is rotated."""
+    told = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    return float(PARTS.get(getattr(config, "model_type", ""), 1.0) if told is None else told)
 
 
 def check_network(config: Any, row: Architecture) -> None:
@@ -159,8 +165,9 @@ def check_layers(config: Any, row: Architecture) -> None:
     if scalar is not None and scalar != (config.hidden_size / heads if large else head_size(config)):
         raise ModelError(f"query_pre_attn_scalar is {scalar}, which llama.cpp does not have in {name!r} of this size")
     local = local_rope(config)
-    plain = (local.get("rope_type", "default"), local.get("partial_rotary_factor", 1.0)) == ("default", 1.0)
-    if (row.around or name in ("gemma3n", "gemma4")) and not plain:
+    part = part_of(rope_of(config), config) if row.partial else 1.0
+    plain = (local.get("rope_type", "default"), part_of(local, config)) == ("default", part)
+    if (row.around or name in ("gemma3n", "gemma4", "mimo2")) and local and not plain:
         raise ModelError(f"the rotary embedding of sliding layers is {local}, and no file for llama.cpp says it")
     if name == "gemma3" and local and (local.get("rope_theta"), local.get("rope_type", "default")) != (1e4, "default"):
         raise ModelError(

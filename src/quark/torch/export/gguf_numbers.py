@@ -44,6 +44,11 @@ def doubled_where_shared(config: Any) -> list[int]:
     return [config.intermediate_size * (double if layer >= first else 1) for layer in range(config.num_hidden_layers)]
 
 
+def doubled_where_sliding(config: Any) -> list[int]:
+    """Heads of keys of each layer of MiMo-V2."""
+    return [config.num_key_value_heads * (1 if kind == "full_attention" else 2) for kind in config.layer_types]
+
+
 def sparse_first(config: Any) -> list[float]:
     """How much of what the layers of Gemma 3n have between two products is 0, as llama.cpp has it."""
     return [0.95 if layer < 10 else 0.0 for layer in range(config.num_hidden_layers)]
@@ -85,8 +90,8 @@ def adjusted_width(config: Any) -> int:
 
 
 def product(*names: str) -> Callable[[Any], np.ndarray]:
-    """Numbers of a configuration, multiplied with each other."""
-    return lambda config: np.array(math.prod(getattr(config, name) for name in names))
+    """Numbers of a configuration, multiplied with each other; None: 1."""
+    return lambda config: np.array(math.prod(1.0 if (one := getattr(config, name)) is None else one for name in names))
 
 
 def inner_width(config: Any) -> int:

@@ -13,10 +13,12 @@ from quark.torch.export.gguf_numbers import (
     always,
     dense_first,
     doubled_where_shared,
+    doubled_where_sliding,
     falcon_keys,
     groups_asked,
     heads_of,
     keys_of_none,
+    product,
     sparse_first,
 )
 from quark.torch.export.gguf_row import Architecture
@@ -30,6 +32,10 @@ HEAD_SIZES = ("add_key_length", "add_value_length", "add_rope_dimension_count")
 LATENT = {"q_lora_rank": "add_q_lora_rank", "kv_lora_rank": "add_kv_lora_rank"}  # attention of DeepSeek
 GELU = ("gelu_pytorch_tanh",)
 SECTIONS = {"add_rope_dimension_sections": lambda config: [*config.rope_parameters["mrope_section"], 0]}
+WINDOWS = {  # layers that see a window, and their rotary embedding
+    "add_sliding_window_pattern": lambda config: [kind != "full_attention" for kind in config.layer_types],
+    "add_rope_freq_base_swa": lambda config: float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+}
 NOT_CAUSAL = {"add_causal_attention": False}
 BERT = Architecture(
     "bert",
@@ -77,7 +83,7 @@ ARCHITECTURES = {
         activations=GELU,
         divisors=True,
         derived={
-            "add_sliding_window_pattern": lambda config: [kind != "full_attention" for kind in config.layer_types],
+            **WINDOWS,
             "add_shared_kv_layers": key("num_kv_shared_layers"),
             "add_final_logit_softcapping": lambda config: config.final_logit_softcapping or 0.0,  # 30 is taken for none
             "add_embedding_length_per_layer_input": lambda config: config.hidden_size_per_layer_input or 0,
@@ -85,7 +91,6 @@ ARCHITECTURES = {
             "add_feed_forward_length": doubled_where_shared,
             **dict.fromkeys(HEAD_SIZES, heads_of("full_attention")),
             **{f"{method}_swa": heads_of("sliding_attention") for method in HEAD_SIZES},
-            "add_rope_freq_base_swa": lambda config: float(config.rope_parameters["sliding_attention"]["rope_theta"]),
         },
     ),
     "gemma3n_text": Architecture(
@@ -110,6 +115,16 @@ ARCHITECTURES = {
             "add_feed_forward_length": lambda config: config.intermediate_size[0],
             "add_rope_freq_base_swa": lambda config: float(config.rope_parameters["sliding_attention"]["rope_theta"]),
         },
+    ),
+    "mimo_v2_flash": Architecture(
+        "mimo2",
+        window=True,
+        partial=True,
+        expert_length=MOE,
+        gating="SIGMOID",
+        fixed={"norm_topk_prob": True, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0},
+        derived={**WINDOWS, "add_head_count_kv": doubled_where_sliding},
+        scaled={"v_proj.weight": product("attention_value_scale")},
     ),
     "phi3": Architecture("phi3", partial=True, long=True),
     "gpt_oss": Architecture(
