@@ -28,7 +28,7 @@ SIZES = {
 ENCODERS = {
     "bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel", "nomic_bert": "NomicBertModel",
     "eurobert": "EuroBertModel", "modernbert": "ModernBertModel", "camembert": "CamembertModel",
-    "distilbert": "DistilBertModel",
+    "distilbert": "DistilBertModel", "t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel",
 }  # fmt: skip
 BYTES_TOO = (
     "roberta",
@@ -36,6 +36,9 @@ BYTES_TOO = (
     "camembert",
     "eurobert",
     "modernbert",
+    "t5",
+    "mt5",
+    "umt5",
 )  # whose tokenizers begin and end a text with <s> and </s>
 PLACES = {
     "blk.1.attn_k": "encoder.layer.1.attention.self.key",
@@ -69,6 +72,9 @@ def network(name: str, folder: Path) -> Any:
         return encoder(folder)
     torch.manual_seed(0)
     more = {"num_hidden_layers": 4, "local_attention": 8} if name == "modernbert" else {}
+    if "t5" in name:
+        more = {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 4, "d_kv": 24, "feed_forward_proj": "relu"}
+        more |= {"feed_forward_proj": "gated-gelu"} if name == "umt5" else {}
     if name in BYTES_TOO:
         more |= {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
         add_bytes(folder)
@@ -80,6 +86,9 @@ def network(name: str, folder: Path) -> Any:
     with torch.no_grad():
         for value in model.parameters():
             value.add_(torch.randn(value.shape) / 8)
+        for key, value in model.named_parameters():
+            if key.endswith(".q.weight"):  # T5 scales no scores, its queries are small
+                value /= 8
     model.save_pretrained(folder)
     return model
 
@@ -111,9 +120,9 @@ def test_what_llama_cpp_wants_of_an_encoder(name: str, tmp_path: Path) -> None:
     arch, kept = ARCHITECTURES[name].name, [one for one, _ in model.named_parameters() if "pooler" not in one]
     assert fields["general.architecture"] == arch and len(tensors) == len(kept)
     assert fields[f"{arch}.attention.causal"] in (False,)
-    assert tensors["blk.1.ffn_down.weight"].tensor_type.name == "Q8_0"
+    assert tensors[f"{'enc.' * ('t5' in name)}blk.1.ffn_down.weight"].tensor_type.name == "Q8_0"
     skipped = 3 if ARCHITECTURES[name].behind_padding else 0
-    assert fields[f"{arch}.context_length"] == SIZES["max_position_embeddings"] - skipped
+    assert fields[f"{arch}.context_length"] == (512 if "t5" in name else SIZES["max_position_embeddings"] - skipped)
     if "position_embd.weight" in tensors:
         wanted = model.embeddings.position_embeddings.weight.detach().numpy()[skipped:]
         assert np.array_equal(tensors["position_embd.weight"].data, wanted)
@@ -185,6 +194,26 @@ def test_letters_that_llama_cpp_treats_otherwise_are_refused(
     model = encoder(tmp_path / "model", **letters)
     with pytest.raises(ModelError, match=said):
         export_gguf(model, tmp_path / "out", "bert", tmp_path / "model", weight_type="F16")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"relative_attention_max_distance": 64}, "relative_attention_max_distance is 64"),
+        ({"dense_act_fn": "silu"}, "dense_act_fn is 'silu'"),
+        (
+            {"architectures": ["T5ForConditionalGeneration"]},
+            "is a T5ForConditionalGeneration.*what T5EncoderModel does",
+        ),
+    ],
+)
+def test_a_t5_that_llama_cpp_computes_otherwise_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    model = network("t5", tmp_path / "model")
+    for key, value in changes.items():
+        setattr(model.config, key, value)
+    with pytest.raises(ModelError, match=said):
+        export_gguf(model, tmp_path / "out", "t5", tmp_path / "model", weight_type="F16")
     assert not (tmp_path / "out").exists()
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -347,7 +348,7 @@ def add_metadata(writer: Any, config: Any, row: Architecture, entries: list[GGUF
     """What llama.cpp has to know about the network and the file."""
     import gguf
 
-    kinds = [entry.kind for entry in entries if len(entry.shape) > 1 and entry.name.startswith("blk.")]
+    kinds = [entry.kind for entry in entries if len(entry.shape) > 1 and re.match(r"(enc\.)?blk\.", entry.name)]
     writer.add_file_type(FILE_TYPES[max(set(kinds), key=kinds.count)])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_numbers(writer, config, row)

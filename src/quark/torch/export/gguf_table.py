@@ -46,6 +46,21 @@ BERT = Architecture(
     numbers={"type_vocab_size": "add_token_type_count"},
     constants=NOT_CAUSAL,
 )
+T5 = Architecture(
+    "t5encoder",
+    encoder=("T5EncoderModel",),
+    fixed={
+        "relative_attention_max_distance": 128,
+        "dense_act_fn": lambda config: "gelu_new" if config.is_gated_act else "relu",
+    },
+    constants=NOT_CAUSAL,
+    numbers={"relative_attention_num_buckets": "add_relative_attn_buckets_count"},
+    derived={
+        "add_context_length": always(512),  # there is no longest text
+        "add_feed_forward_length": key("d_ff"),
+        "add_layer_norm_rms_eps": key("layer_norm_epsilon"),
+    },
+)
 ARCHITECTURES = {
     "llama": Architecture("llama", biases=("attention_bias", "mlp_bias"), long=True, divisors=True, interleaved=True),
     "mistral": Architecture("llama", divisors=True, interleaved=True),
@@ -191,6 +206,9 @@ ARCHITECTURES = {
         around=True,
         constants=NOT_CAUSAL,
     ),
+    "t5": T5,
+    "mt5": replace(T5, encoder=("MT5EncoderModel",)),
+    "umt5": replace(T5, encoder=("UMT5EncoderModel",)),
     "deepseek_v3": Architecture(
         "deepseek2",
         fixed={"rope_interleave": True},
