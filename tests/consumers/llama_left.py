@@ -26,7 +26,6 @@ LEFT = {
     "deepseek2-ocr": f"{OPEN}: transformers has its language model within `deepseek_ocr2` only",
     "chameleon": f"{OPEN}: norms of heads with weights of their own, tokens of pictures",
     "dbrx": f"{OPEN}: experts of a layer are one matrix, and transformers makes none with its own defaults",
-    "gemma-embedding": f"{OPEN}: dense layers behind it lie in folders of their own",
     "glm-dsa": f"{OPEN}: keys and values of its attention have to be taken apart and turned",
     "jina-bert-v3": f"{OPEN}: adapters for tasks",
     "kimi-linear": f"{OPEN}: convolutions that transformers joins",

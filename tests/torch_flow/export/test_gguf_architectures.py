@@ -349,7 +349,7 @@ WRONG = [  # each was answered otherwise by llama.cpp, or not loaded (tests/cons
     ("qwen2_moe", {"norm_topk_prob": True}, "norm_topk_prob is True"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ("gemma3_text", {"layer_types": ["full_attention"] * 6}, "layer_types"),
-    ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "what Gemma3TextModel does, a hidden state"),
     ("gemma2", {"query_pre_attn_scalar": 100}, "query_pre_attn_scalar is 100"),
     ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}, "no_rope_layers"),
     ("olmoe", {"num_key_value_heads": 2}, "num_key_value_heads"),

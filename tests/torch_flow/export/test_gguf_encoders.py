@@ -29,6 +29,7 @@ ENCODERS = {
     "bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel", "nomic_bert": "NomicBertModel",
     "eurobert": "EuroBertModel", "modernbert": "ModernBertModel", "camembert": "CamembertModel",
     "distilbert": "DistilBertModel", "t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel",
+    "gemma3_text": "Gemma3TextModel",
 }  # fmt: skip
 BYTES_TOO = (
     "roberta",
@@ -39,6 +40,7 @@ BYTES_TOO = (
     "t5",
     "mt5",
     "umt5",
+    "gemma3_text",
 )  # whose tokenizers begin and end a text with <s> and </s>
 PLACES = {
     "blk.1.attn_k": "encoder.layer.1.attention.self.key",
@@ -75,6 +77,9 @@ def network(name: str, folder: Path) -> Any:
     if "t5" in name:
         more = {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 4, "d_kv": 24, "feed_forward_proj": "relu"}
         more |= {"feed_forward_proj": "gated-gelu"} if name == "umt5" else {}
+    if name == "gemma3_text":
+        more = {"use_bidirectional_attention": True, "sliding_window": 8, "head_dim": 16, "num_key_value_heads": 2}
+        more |= {"num_hidden_layers": 6, "query_pre_attn_scalar": 16}
     if name in BYTES_TOO:
         more |= {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
         add_bytes(folder)
@@ -117,7 +122,10 @@ def test_what_llama_cpp_wants_of_an_encoder(name: str, tmp_path: Path) -> None:
     model = network(name, tmp_path / "model")
     export_gguf(model, tmp_path / "out", name, tmp_path / "model", weight_type="Q8_0", float_type="F32")
     fields, tensors = read(tmp_path / "out" / f"{name}.gguf")
-    arch, kept = ARCHITECTURES[name].name, [one for one, _ in model.named_parameters() if "pooler" not in one]
+    arch, kept = (
+        (ARCHITECTURES[name].both_ways or ARCHITECTURES[name]).name,
+        [one for one, _ in model.named_parameters() if "pooler" not in one],
+    )
     assert fields["general.architecture"] == arch and len(tensors) == len(kept)
     assert fields[f"{arch}.attention.causal"] in (False,)
     assert tensors[f"{'enc.' * ('t5' in name)}blk.1.ffn_down.weight"].tensor_type.name == "Q8_0"
@@ -140,7 +148,8 @@ def test_layers_that_see_all_elsewhere_are_refused(tmp_path: Path) -> None:
 
 
 def test_every_row_has_a_case() -> None:
-    assert {name: row.encoder[0] for name, row in ARCHITECTURES.items() if row.encoder} == ENCODERS
+    rows = {name: row.both_ways or row for name, row in ARCHITECTURES.items()}
+    assert {name: row.encoder[0] for name, row in rows.items() if row.encoder} == ENCODERS
 
 
 def test_a_file_holds_the_vocabulary_and_the_values(tmp_path: Path) -> None:
@@ -195,6 +204,17 @@ def test_letters_that_llama_cpp_treats_otherwise_are_refused(
     with pytest.raises(ModelError, match=said):
         export_gguf(model, tmp_path / "out", "bert", tmp_path / "model", weight_type="F16")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_gemma_that_looks_both_ways_has_half_a_window_on_each_side(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network("gemma3_text", tmp_path / "model")
+    (tmp_path / "model" / "2_Dense").mkdir()
+    export_gguf(model, tmp_path / "out", "gemma3_text", tmp_path / "model", weight_type="F16")
+    fields, _ = read(tmp_path / "out" / "gemma3_text.gguf")
+    assert fields["gemma-embedding.attention.sliding_window"] == 8 == model.config.to_dict()["sliding_window"]
+    assert "without the layers of sentence-transformers ['2_Dense']" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,16 @@ def architecture_of(model_type: str) -> Architecture:
     return ARCHITECTURES[model_type]
 
 
+def row_of(config: Any) -> Architecture:
+    """The row of a model.
+
+    Raises:
+        ConfigError: none.
+    """
+    row = architecture_of(config.model_type)
+    return row.both_ways if row.both_ways and getattr(config, "use_bidirectional_attention", False) else row
+
+
 def head_size(config: Any) -> int:
     """Numbers in a head of attention."""
     if getattr(config, "kv_lora_rank", None):
@@ -169,7 +179,11 @@ def check_layers(config: Any, row: Architecture) -> None:
     plain = (local.get("rope_type", "default"), part_of(local, config)) == ("default", part)
     if (row.around or name in ("gemma3n", "gemma4", "mimo2")) and local and not plain:
         raise ModelError(f"the rotary embedding of sliding layers is {local}, and no file for llama.cpp says it")
-    if name == "gemma3" and local and (local.get("rope_theta"), local.get("rope_type", "default")) != (1e4, "default"):
+    if (
+        name in ("gemma3", "gemma-embedding")
+        and local
+        and (local.get("rope_theta"), local.get("rope_type", "default")) != (1e4, "default")
+    ):
         raise ModelError(
             f"the rotary embedding of sliding layers is {local}; llama.cpp has rope_theta 10000 in {name!r}"
         )
@@ -339,7 +353,7 @@ def add_attention(writer: Any, config: Any, row: Architecture) -> None:
     }
     for method in sizes.keys() - row.derived.keys():
         getattr(writer, method)(sizes[method])
-    if row.window and slides(config):
+    if row.window and slides(config) and "add_sliding_window" not in row.derived:
         writer.add_sliding_window(config.sliding_window * (2 if row.around else 1))
     if row.around:
         writer.add_sliding_window_pattern(row.period)

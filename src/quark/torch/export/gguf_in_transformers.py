@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from quark.errors import ConfigError
-from quark.torch.export.gguf_architectures import add_numbers, architecture_of, read_of
+from quark.torch.export.gguf_architectures import add_numbers, read_of, row_of
 from quark.torch.export.gguf_table import DECODERS
 from quark.torch.export.language_part import language_part
 
@@ -74,7 +74,7 @@ def config_read(config: Any) -> Any:
     import gguf
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
-    row = architecture_of(config.model_type)
+    row = row_of(config)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "numbers.gguf"
         writer = gguf.GGUFWriter(path, row.name)

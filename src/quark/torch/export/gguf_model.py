@@ -35,6 +35,7 @@ from quark.torch.export.gguf_architectures import (
     long_factors,
     rope_factors,
     rope_of,
+    row_of,
     slides,
 )
 from quark.torch.export.gguf_row import Architecture
@@ -106,9 +107,11 @@ def export_gguf(
         raise ModelError(f"the model is {getattr(config, 'model_type', None)!r}, not {model_type!r}")
     model = language_part(model, DECODERS)
     config = model.config
-    row = architecture_of(config.model_type)
+    row = row_of(config)
     check_network(config, row)
     warn_of(whole, model, row)
+    if row.encoder and (behind := sorted(one.name for one in Path(tokenizer_path).glob("*_Dense"))):
+        log.warning("the file gives hidden states; it is without the layers of sentence-transformers %s", behind)
     target = Path(output_dir) / f"{model_type}.gguf"
     if target.exists():
         raise ConfigError(f"{str(target)!r} already exists; delete it, or export to another folder")
@@ -147,7 +150,7 @@ def check_before(model: nn.Module, wanted: QConfig, folder: Path) -> None:
 
     whole, model = model, language_part(model, DECODERS)
     config: Any = model.config
-    row = architecture_of(config.model_type)
+    row = row_of(config)
     check_network(config, row)
     nowhere = gguf.GGUFWriter(None, row.name)  # a file is opened with its header only
     add_numbers(nowhere, config, row)

@@ -52,6 +52,7 @@ class Architecture:
             each has.
         scaled: endings of names of matrices, and by what their rows are multiplied, by the configuration: numbers that
             llama.cpp does not read, and that go into the scales of codes.
+        both_ways: the row of a model of this type that looks both ways (``use_bidirectional_attention``).
         unread: names of tensors that llama.cpp wants in a file and computes nothing with, and their shapes, by the
             configuration; the model has none of them.
         told: endings of names of parameters that are no tensors of the file but numbers, one a layer, and their method.
@@ -86,6 +87,7 @@ class Architecture:
     across: Mapping[str, str] = field(default_factory=dict)
     split: Mapping[str, Mapping[str, Change]] = field(default_factory=dict)
     told: Mapping[str, str] = field(default_factory=dict)
+    both_ways: Architecture | None = None
     unread: Callable[[Any], Mapping[str, tuple[int, ...]]] = field(default=lambda _: {})
     scaled: Mapping[str, Callable[[Any], np.ndarray]] = field(default_factory=dict)
 

@@ -46,6 +46,7 @@ BERT = Architecture(
     numbers={"type_vocab_size": "add_token_type_count"},
     constants=NOT_CAUSAL,
 )
+GEMMA3 = Architecture("gemma3", shifted=True, window=True, activations=GELU, period=6)
 T5 = Architecture(
     "t5encoder",
     encoder=("T5EncoderModel",),
@@ -83,7 +84,17 @@ ARCHITECTURES = {
     ),
     "gemma": Architecture("gemma", shifted=True, activations=GELU),
     "gemma2": Architecture("gemma2", shifted=True, window=True, activations=GELU, period=2),
-    "gemma3_text": Architecture("gemma3", shifted=True, window=True, activations=GELU, period=6),
+    "gemma3_text": replace(
+        GEMMA3,
+        both_ways=replace(
+            GEMMA3,
+            name="gemma-embedding",
+            encoder=("Gemma3TextModel",),
+            biases=("use_bidirectional_attention",),
+            constants=NOT_CAUSAL,
+            derived={"add_sliding_window": lambda config: 2 * (config.sliding_window - 1)},
+        ),
+    ),
     "gemma4_text": Architecture(
         "gemma4",
         biases=("use_bidirectional_attention",),  # "vision": among the numbers of a picture
