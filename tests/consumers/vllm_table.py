@@ -27,7 +27,7 @@ TYPES = "llama,qwen3,gemma3_text,mixtral,qwen3_moe,phimoe,deepseek_v3,gpt_oss,gr
 FORMATS = ("quark", "compressed-tensors")
 ALONE = {"gpt_oss": ("mxfp4_weight_only", "mxfp4", ("*self_attn*",))}  # a scheme, the only format, what stays float
 FLOAT = {"jamba": ("*.mamba.*",), "bloom": ("*query_key_value",)}  # what vLLM has in float, which is refused otherwise
-SCHEMES = "fp8,ptpc_fp8,int4_wo_32,uint4_wo_32,int8,ptpc_int8,mxfp4,mxfp6_e2m3,mxfp8,nvfp4"
+SCHEMES = "fp8,ptpc_fp8,int4_wo_32,uint4_wo_32,int8,ptpc_int8,mxfp4,mxfp4_fp8,mxfp6_e2m3,mxfp8,nvfp4"
 LIMITS = (1e-3, 0.005)  # relative error of a layer's output: weights alone; what bfloat16 values and products leave
 NEAR = 2**-18  # of a number: as far as a product with the reciprocal of a scale is from a quotient, and more
 LONG = 240  # of a reason
@@ -174,6 +174,8 @@ def plain_word(line: dict[str, Any]) -> str:
         return "refused"
     if not line["ok"]:
         return "no backend" if "backend supports" in line["error"] else "**no**"
+    if not line["run"] and not line["experts_right"]:
+        return "not run"
     if line["worst"] <= LIMITS[1]:
         return f"{line['worst']:.1g}"
     return "weights" if line["weights"] <= LIMITS[0] else f"**{line['worst']:.1g}**"

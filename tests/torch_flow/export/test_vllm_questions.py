@@ -9,15 +9,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from quark.errors import ConfigError
+from quark.torch import ModelQuantizer
 from quark.torch.config.type import Dtype, QSchemeType, ScaleType
 from quark.torch.export import vllm_reads
 from quark.torch.quantization.config.config import (
     FP8E4M3PerChannelSpec,
     FP8E4M3PerTensorSpec,
     Int8PerTensorSpec,
+    OCP_MXFP4Spec,
     QConfig,
     QLayerConfig,
 )
@@ -72,7 +75,7 @@ def test_fp8_weights_of_one_scale_are_rounded_again(weight: Any, rounded: bool, 
     }[where]
     assert vllm_reads.is_rounded(config) is rounded
     assert vllm_reads.is_rounded(QConfig(QLayerConfig(weight=INT8, input_tensors=FP8))) is False
-    found = vllm_reads.read_by_vllm(config)
+    found = vllm_reads.read_by_vllm(config, torch.bfloat16)
     added = [[str(name) for name in one] for one in found.shared_scale_groups]
     assert added == ([list(one) for one in vllm_reads.READ_AS_ONE] if rounded else [])
     assert found.sync_moe_expert_input_amax is True
@@ -144,3 +147,46 @@ def test_one_stage_with_zero_points_is_not_turned(symmetric: tuple[bool, ...], m
     given: Any = (None, None, "compressed-tensors")
     with nullcontext() if all(symmetric) else pytest.raises(ConfigError, match="not where they have zero points"):
         vllm_reads.check_turned(*given)
+
+
+class Networks(nn.Module):
+    """Layers that vLLM makes one of, layers that it does not, and an expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        experts = nn.ModuleList([nn.ModuleDict({"gate_proj": nn.Linear(64, 32, bias=False)})])
+        names = ("q_proj", "up_proj", "qkv_proj", "o_proj")
+        layers = {name: nn.Linear(64, 32, bias=False) for name in names}
+        self.layer = nn.ModuleDict({**layers, "experts": experts})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = [layer(x) for layer in self.layer.values() if isinstance(layer, nn.Linear)]
+        return torch.cat([*outputs, self.layer["experts"][0]["gate_proj"](x)], -1)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("asked", [None, "*q_proj", "layer.o_proj"])
+def test_fp8_inputs_of_mxfp4_are_divided_as_vllm_does(asked: str | None, dtype: torch.dtype) -> None:
+    """QuarkW4A8_MXFP4_FP8: (x / scale).to(fp8).to(type) * scale; a scale without axes does not widen x."""
+    torch.manual_seed(0)
+    own = QLayerConfig(weight=OCP_MXFP4Spec(-1, False).to_quantization_spec(), input_tensors=FP8)
+    config = vllm_reads.read_by_vllm(QConfig(own, layer_quant_config={asked: own} if asked else {}), dtype)
+    x = torch.randn(64, 64).to(dtype)
+    model = ModelQuantizer(config).quantize_model(Networks().to(dtype).eval(), [x])
+    for name, layer in model.named_modules():
+        if not isinstance(layer, nn.Linear):
+            continue
+        fused = "experts" not in name and not name.endswith("o_proj")
+        scale: Any = layer.input_quantizer.scale.float().reshape(() if fused else (1,))
+        wanted = ((x / scale).to(torch.float8_e4m3fn).to(dtype) * scale).to(dtype)
+        assert torch.equal(layer.input_quantizer(x), wanted), name
+
+
+@pytest.mark.parametrize("weight", [OCP_MXFP4Spec(-1, False).to_quantization_spec(), ROWS])
+@pytest.mark.parametrize(("form", "program"), [("quark", None), ("quark", "vllm"), ("awq", None)])
+def test_a_warning_where_vllm_would_divide_otherwise(
+    weight: Any, form: str, program: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        vllm_reads.warn_of_rounding([], QConfig(QLayerConfig(weight=weight, input_tensors=FP8)), form, program)
+    assert len(caplog.records) == ((form, program) == ("quark", None) and weight is not ROWS)

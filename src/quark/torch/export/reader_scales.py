@@ -124,8 +124,8 @@ def layer_with_all(layer: QLayerConfig, dtype: torch.dtype) -> QLayerConfig:
 
 
 def tensor_with(tensor: Any, dtype: torch.dtype) -> Any:
-    """A tensor's configuration with scales in ``dtype``, where they would be float32."""
+    """A tensor's configuration with scales in ``dtype``, a half type, where they would be float32."""
     plain = isinstance(tensor, QTensorConfig) and tensor.scale_type in (None, ScaleType.float, ScaleType.float32)
-    if not plain or not tensor.dtype.name.startswith(("int", "uint", "fp8")):
+    if not plain or dtype not in SCALE_TYPES or not tensor.dtype.name.startswith(("int", "uint", "fp8")):
         return tensor
     return replace(tensor, scale_type=SCALE_TYPES[dtype])

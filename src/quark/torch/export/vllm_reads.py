@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
 
 from quark.errors import ConfigError
@@ -24,7 +25,7 @@ from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType
 from quark.torch.experts import UnfusedExperts, fact, is_fused
 from quark.torch.export.original import names_of, renamed_item
-from quark.torch.export.reader_scales import with_layers
+from quark.torch.export.reader_scales import tensor_with, with_layers
 from quark.torch.export.shards import Item
 from quark.torch.export.stacked_blocks import MODE
 from quark.torch.kv_cache import is_cached, role_of
@@ -56,6 +57,10 @@ READ_AS_ONE = (
     ("in_proj_qkv", "in_proj_z"),
     ("in_proj_a", "in_proj_b"),
 )
+FUSED = (  # such layers, as files have them
+    *("qkv_proj", "gate_up_proj", "query_key_value", "qkv", "wqkv", "Wqkv", "c_attn", "Wi", "input_linear"),
+    *("in_proj", "in_proj_qkvz", "in_proj_ba"),
+)
 WORD = 32  # bits
 #: Scales of caches in a file, and their names for vLLM; it adds ``.attn`` where a name does not have it.
 CACHE_SCALES = (
@@ -85,8 +90,8 @@ def check_for_vllm(model: nn.Module, config: QConfig, format: str) -> None:
     check_cache_scales(model, config, format)
 
 
-def read_by_vllm(config: QConfig) -> QConfig:
-    """``config`` with the scales that vLLM computes with where it reads several layers as one.
+def read_by_vllm(config: QConfig, dtype: torch.dtype) -> QConfig:
+    """``config`` with the scales that vLLM computes with where it reads several layers as one, in a model of ``dtype``.
 
     Inputs of all experts have the largest scale (QuarkW8A8Fp8MoEMethod). FP8 weights of one scale that were not written
     with the same one are quantized once more, with the largest (requantize_with_max_scale): so they share it here.
@@ -94,7 +99,7 @@ def read_by_vllm(config: QConfig) -> QConfig:
     compute themselves: ``as_computed``.
     """
     groups: list[list[str]] = [[Usual(name) for name in one] for one in READ_AS_ONE] if is_rounded(config) else []
-    config = with_layers(config, as_computed)
+    config = with_layers(with_inputs_of_fused(config, dtype), as_computed)
     return replace(config, sync_moe_expert_input_amax=True, shared_scale_groups=[*config.shared_scale_groups, *groups])
 
 
@@ -115,6 +120,33 @@ def as_computed(layer: QLayerConfig) -> QLayerConfig:
     return layer
 
 
+def with_inputs_of_fused(config: QConfig, dtype: torch.dtype) -> QConfig:
+    """``config`` with static FP8 inputs of MXFP4 weights divided by their scale in ``dtype``, that of the model, in the
+    layers that vLLM makes of several: their scale has no axis there, and a division by it keeps the type of the input
+    (QuarkW4A8_MXFP4_FP8.apply_weights). Elsewhere it has one, and the division is in float32, as it is for experts.
+    """
+    fused = {*(name for group in READ_AS_ONE for name in group), *FUSED}
+    last = {name: name.rpartition(".")[2].lstrip("*") for name in config.layer_quant_config}
+    layers = {
+        name: divided_in(layer, dtype) if last[name] in fused else layer
+        for name, layer in config.layer_quant_config.items()
+    }
+    usual = divided_in(config.global_quant_config, dtype)
+    if usual != config.global_quant_config:
+        layers |= {Usual("*.experts.*"): config.global_quant_config}
+        layers |= {Usual(f"*{name}"): usual for name in sorted(fused) if f"*{name}" not in layers}
+    return replace(config, layer_quant_config=layers)
+
+
+def divided_in(layer: QLayerConfig, dtype: torch.dtype) -> QLayerConfig:
+    """One layer's configuration with static FP8 inputs of an MXFP4 weight divided by a scale in ``dtype``."""
+    weight, inputs = layer.weight, layer.input_tensors
+    if not (isinstance(weight, QTensorConfig) and isinstance(inputs, QTensorConfig)) or inputs.is_dynamic:
+        return layer
+    known = weight.to_stage().is_block and inputs.dtype is Dtype.fp8_e4m3  # of blocks MXFP4 is all that vLLM has so
+    return replace(layer, input_tensors=tensor_with(inputs, dtype)) if known else layer
+
+
 def is_rounded(config: QConfig) -> bool:
     """Whether there are FP8 weights of one scale per tensor, which vLLM rounds again where it reads several as one."""
     every = [config.global_quant_config, *config.layer_quant_config.values(), *config.layer_type_quant_config.values()]
@@ -129,7 +161,7 @@ def is_shared(names: set[str], config: QConfig) -> bool:
 
 
 def warn_of_rounding(names: Iterable[str], config: QConfig, format: str, program: str | None) -> None:
-    """Say that vLLM, which may read a file, rounds weights again whose scales are not shared.
+    """Say that vLLM, which may read a file, rounds weights again whose scales are not shared, or inputs twice.
 
     Args:
         names: of the quantized layers.
@@ -137,6 +169,11 @@ def warn_of_rounding(names: Iterable[str], config: QConfig, format: str, program
         format: that they are written in.
         program: that will read it, if it is known.
     """
+    if (program, format) == (None, "quark") and with_inputs_of_fused(config, torch.bfloat16) != config:
+        log.warning(
+            "quark: vLLM divides FP8 inputs of layers that it reads as one by their scale in the type of the model; "
+            "with --for vllm it runs what was evaluated"
+        )
     if program not in (None, "vllm") or not is_rounded(config):
         return
     layers = [name.rpartition(".") for name in names]

@@ -102,7 +102,7 @@ def config_for(config: QConfig, format: str, program: str | None, dtype: torch.d
     if config.kv_cache_quant_config and quantizes_behind_rope(format, program):
         config = replace(config, kv_cache_post_rope=True)
     if program == "vllm":
-        config = read_by_vllm(config)
+        config = read_by_vllm(config, dtype)
     if (
         format in CAST
     ):  # transformers holds all scales of compressed-tensors in the model's type, vLLM those of integers
