@@ -48,6 +48,7 @@ for architecture, names in (
     (DENSE, ("lfm2", "llama", "mistral", "ministral", "muse_glimmer", "olmo", "olmo2", "qwen2", "qwen3", "qwen3_5")),
     (DENSE, ("qwen4_exp_text", "smollm3", "stablelm")),
     (replace(DENSE, exclude=("lm_head", *SMALL)), ("gemma3n_text",)),
+    (replace(DENSE, exclude=("lm_head", GATE, "*kv_b_proj", "*f_b_proj", "*g_b_proj")), ("kimi_linear",)),
     (replace(SEEING, exclude=(*SEEING.exclude, *SMALL)), ("gemma3n",)),
     (LayerGlobs(gate_up=("fc1",)), ("opt", "phi")),
     (LayerGlobs(gate_up=("c_fc",)), ("starcoder2",)),

@@ -21,8 +21,9 @@ from quark.errors import ConfigError, ModelError
 from quark.torch import LLMTemplate, export_safetensors, import_model_from_safetensors
 from quark.torch.export.api import export_gguf
 from quark.torch.export.before_work import check_before_work
-from quark.torch.export.gguf_architectures import add_rope, architecture_of, rope_factors
+from quark.torch.export.gguf_architectures import architecture_of
 from quark.torch.export.gguf_model import network_name
+from quark.torch.export.gguf_rope import add_rope, rope_factors
 from quark.torch.export.gguf_table import ARCHITECTURES, DECODERS
 from quark.torch.export.write_as import config_for
 from quark.torch.layers import own_parameter
@@ -129,11 +130,15 @@ def biases(model: nn.Module) -> list[str]:
     return [key for key in model.state_dict() if key.endswith(("e_score_correction_bias", "expert_bias", "_scalar"))]
 
 
+TURNED_KEYS = ("kimi_linear",)
+
+
 def floats(model: nn.Module) -> list[str]:
     """What stays float: heads and routers."""
     ends = ("lm_head", "mlp.gate", "router", "shared_expert_gate")
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return [name for name in linear if name.endswith(ends) or re.search("altup|laurel|per_layer_model", name)]
+    whole = "altup|laurel|per_layer_model" + "|kv_b_proj" * (model.config.model_type in TURNED_KEYS)
+    return [name for name in linear if name.endswith(ends) or re.search(whole, name)]
 
 
 WITHIN = re.compile(r"_vl_(moe_)?text$|4v_(moe_)?text$")  # language models of larger ones: test_language_part.py
@@ -221,12 +226,13 @@ def test_multipliers_that_llama_cpp_does_not_read_go_into_scales(scheme: str, bp
 
 
 @pytest.mark.parametrize(
-    "family", ["mamba2", "nemotron_h", "bamba", "falcon_h1", "granitemoehybrid", "qwen3_next", "jamba", "lfm2"]
+    "family",
+    ["mamba2", "nemotron_h", "bamba", "falcon_h1", "kimi_linear", "granitemoehybrid", "qwen3_next", "jamba", "lfm2"],
 )
 def test_what_states_are_multiplied_by_is_float32(family: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
     export_gguf(network(family), tmp_path, family, bpe)  # llama.cpp ended its process (llama_halves.py)
     found = read(tmp_path / f"{family}.gguf")[1]
-    ends = re.compile(r"ssm_(a|d|norm\.weight|conv1d\.weight)$|shortconv\.conv\.weight$")
+    ends = re.compile(r"ssm_(a|d|norm\.weight|conv1d(_[qkv])?\.weight)$|shortconv\.conv\.weight$")
     kinds = {name: tensor.tensor_type.name for name, tensor in found.items() if ends.search(name)}
     assert kinds and {*kinds.values()} == {"F32"}, kinds
 
@@ -326,6 +332,23 @@ def test_scales_that_the_command_rounds_to_float16_waste_no_codes(
             export_gguf(import_model_from_safetensors(None, tmp_path / "codes"), tmp_path / "again", "llama", bpe)
 
 
+@pytest.mark.parametrize("family", TURNED_KEYS)
+def test_keys_of_what_is_latent_are_turned_and_take_no_codes(family: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    model = network(family)
+    config, name = model.config, f"model.layers.{model.config.num_hidden_layers - 1}.self_attn.kv_b_proj"
+    layer, sizes = model.get_submodule(name), (config.qk_nope_head_dim, config.v_head_dim)
+    keys, values = layer.weight.detach().unflatten(0, (config.num_attention_heads, -1)).split(sizes, 1)
+    export_gguf(model, tmp_path, family, bpe, weight_type="F32", float_type="F32")
+    found = read(tmp_path / f"{family}.gguf")[1]
+    for part, wanted in (("attn_k_b", keys.mT), ("attn_v_b", values)):
+        np.testing.assert_array_equal(found[f"blk.{config.num_hidden_layers - 1}.{part}.weight"].data, wanted)
+    wanted = QConfig(INT4, exclude=[one for one in floats(model) if one != name])
+    with pytest.raises(ConfigError, match=f"{name}.weight' has codes of Q4_0 along its inputs"):
+        check_before_work(model, wanted, "gguf", "llama.cpp", bpe)
+    with pytest.raises(ConfigError, match=f"{name}.weight' has codes of Q4_0 along its inputs"):
+        export_gguf(quantized(model, wanted), tmp_path / "m", family, bpe)
+
+
 def test_gemma3n_has_rows_of_all_words_stacked_matrices_and_unread_keys(bpe: Path, tmp_path: Path) -> None:  # noqa: F811
     sizes = {**SIZES, "num_hidden_layers": 21, "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     config = transformers.Gemma3nTextConfig(**sizes, num_kv_shared_layers=1, vocab_size_per_layer_input=250)
@@ -389,6 +412,7 @@ WRONG = [  # each was answered otherwise by llama.cpp, or not loaded (tests/cons
         {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.25}, "full_attention": {}}},
         "rotary embedding of sliding layers is {'partial_rotary_factor': 0.25}",
     ),
+    ("kimi_linear", {"linear_num_heads": 2}, "linear_num_heads is 2"),
     ("falcon_h1", {"mamba_rms_norm": True}, "mamba_norm_before_gate is True"),
     ("falcon_h1", {"tie_word_embeddings": True}, "multiplied by 4 and by 0.25"),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),

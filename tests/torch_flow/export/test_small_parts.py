@@ -477,7 +477,7 @@ def test_the_factors_of_longrope_are_those_of_transformers(kind: str, length: in
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    from quark.torch.export.gguf_architectures import add_rope, long_factors
+    from quark.torch.export.gguf_rope import add_rope, long_factors
     from quark.torch.export.gguf_table import ARCHITECTURES
 
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
@@ -501,7 +501,7 @@ def test_the_frequencies_of_llama3_are_those_of_transformers(size: int) -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    from quark.torch.export.gguf_architectures import rope_factors
+    from quark.torch.export.gguf_rope import rope_factors
     from quark.torch.export.gguf_table import ARCHITECTURES
 
     row = ARCHITECTURES["llama"]
@@ -693,7 +693,7 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
     normed = {name: row.fixed["norm_topk_prob"] for name, row in ARCHITECTURES.items() if "norm_topk_prob" in row.fixed}
     assert normed == {
         "qwen2_moe": False, "qwen3_moe": True, "olmoe": False, "deepseek_v2": False, "lfm2_moe": True,
-        "qwen3_vl_moe_text": True, "mimo_v2_flash": True,
+        "qwen3_vl_moe_text": True, "mimo_v2_flash": True, "kimi_linear": True,
         **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text", "qwen3_5_text"), True),
     }  # fmt: skip
 

@@ -66,6 +66,21 @@ def second_half(x: np.ndarray, _: Any) -> np.ndarray:
     return x[len(x) // 2 :]
 
 
+def of_latent(keys: bool, x: np.ndarray, config: Any) -> np.ndarray:
+    """What makes keys, or values, of what is behind the latent part, head by head; keys are turned."""
+    heads = x.reshape(config.num_attention_heads, -1, x.shape[-1])
+    size = config.qk_nope_head_dim
+    return heads[:, :size].swapaxes(1, 2) if keys else heads[:, size:]
+
+
+ABSORBED = {"kv_b_proj.weight": {"attn_k_b": partial(of_latent, True), "attn_v_b": partial(of_latent, False)}}
+
+
+def third(number: int) -> Change:
+    """A third of the rows of a convolution [rows, 1, width]."""
+    return lambda x, _: np.split(x, 3)[number].reshape(len(x) // 3, 1, -1)
+
+
 def by_head(which: slice, x: np.ndarray, config: Any) -> np.ndarray:
     """Of rows that lie head by head of the keys (queries, keys, values, gates of each) some of these four, each as a
     whole behind the other."""

@@ -28,16 +28,8 @@ from quark.errors import ConfigError, ModelError, check_name
 from quark.files.folder import new_folder
 from quark.torch.config.model import QConfig
 from quark.torch.experts import is_fused, unfuse_experts
-from quark.torch.export.gguf_architectures import (
-    add_numbers,
-    architecture_of,
-    check_network,
-    long_factors,
-    rope_factors,
-    rope_of,
-    row_of,
-    slides,
-)
+from quark.torch.export.gguf_architectures import add_numbers, architecture_of, check_network, row_of, slides
+from quark.torch.export.gguf_rope import long_factors, rope_factors, rope_of
 from quark.torch.export.gguf_row import Architecture
 from quark.torch.export.gguf_table import DECODERS
 from quark.torch.export.gguf_tensors import FileLoss, GGUFTensor, Values, entries_of, made_of

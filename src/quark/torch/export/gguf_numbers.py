@@ -26,6 +26,11 @@ def keys_by_layer(config: Any) -> list[int]:
     return [config.num_key_value_heads if kind in ("full_attention", "attention") else 0 for kind in kinds]
 
 
+def shared_by_layer(config: Any) -> list[int]:
+    """One key for all heads in each layer with attention."""
+    return [min(count, 1) for count in keys_by_layer(config)]
+
+
 def widths_by_layer(config: Any) -> list[int]:
     """The width of what each layer of Nemotron-H has between two products; 0: it is of another kind."""
     widths = {"mlp": config.intermediate_size, "moe": config.moe_intermediate_size}

@@ -13,10 +13,12 @@ from quark.torch.export import gguf_changes as changes
 from quark.torch.export.gguf_numbers import (
     adjusted_width,
     always,
+    dense_first,
     inner_width,
     keys_by_layer,
     product,
     routed,
+    shared_by_layer,
     state,
     state_multipliers,
     widths_by_layer,
@@ -95,6 +97,38 @@ QWEN3_5 = replace(
         **dict.fromkeys(("dt_bias", "in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"), changes.tiled),
     },
 )
+ABSORBED: dict[str, Any] = {  # one key for all heads, of which what they share is a part
+    "add_key_length": lambda config: config.kv_lora_rank + config.qk_rope_head_dim,
+    "add_value_length": key("kv_lora_rank"),
+    "add_key_length_mla": lambda config: config.qk_nope_head_dim + config.qk_rope_head_dim,
+    "add_value_length_mla": key("v_head_dim"),
+}
+KIMI = Architecture(
+    "kimi-linear",
+    expert_length=MOE,
+    gating="SIGMOID",
+    small_eps=EPS,
+    fixed={
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "linear_num_heads": key("num_attention_heads"),
+        "q_lora_rank": None,
+    },
+    numbers={"kv_lora_rank": "add_kv_lora_rank"},
+    derived={
+        **ABSORBED,
+        "add_head_count_kv": shared_by_layer,
+        "add_leading_dense_block_count": dense_first,
+        "add_ssm_conv_kernel": key("linear_conv_kernel_dim"),
+        "add_kda_head_dim": key("linear_head_dim"),
+    },
+    changed={"A_log": changes.decay_column},
+    split={
+        **changes.ABSORBED,
+        "conv1d.weight": {f"ssm_conv1d_{name}": changes.third(number) for number, name in enumerate("qkv")},
+    },
+)
 STATES = {
     "granitemoehybrid": replace(
         HYBRID,
@@ -133,6 +167,7 @@ STATES = {
         numbers={"num_dense_layers": "add_leading_dense_block_count"},
         derived=SHORT,
     ),
+    "kimi_linear": KIMI,
     "mamba": MAMBA,
     "falcon_mamba": replace(
         MAMBA, constants={"add_ssm_dt_b_c_rms": True}, small_eps=("layer_norm_epsilon", "mixer_rms_eps")

@@ -33,7 +33,7 @@ KINDS = {row.kind: row for row in GGML.values()}
 TYPES = (*FLOATS, *KINDS)
 WHOLE_NAMES = (  # tensors that llama.cpp has in float32
     "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight", "conv1d.weight",
-    "shortconv.conv.weight", "ssm_a", "ssm_d", "ssm_norm.weight",
+    "shortconv.conv.weight", *(f"ssm_conv1d_{name}.weight" for name in "qkv"), "ssm_a", "ssm_d", "ssm_norm.weight",
 )  # fmt: skip
 WITHIN = re.compile(r"\.block_sparse_moe\.|(\.mixer|(?<=\d))\.(?=experts\.)")  # what the package calls "mlp"
 EXPERT = re.compile(r"\.(experts|altup_projections|altup_unembed_projections)\.\d+\.")  # which a file stacks
@@ -159,6 +159,11 @@ def check_heads(name: str, kind: str, choice: GGUFTarget) -> None:
     Raises:
         ConfigError: one does.
     """
+    if any(part.startswith("attn_k_b") for part in choice.row.parts_of(name)):
+        raise ConfigError(
+            f"{name!r} has codes of {kind} along its inputs, and llama.cpp has a part of it turned; leave it float "
+            f"(--exclude {name.removesuffix('.weight')!r})"
+        )
     if kind == "MXFP4" and choice.row.factor_of(name, choice.config) is not None:
         raise ConfigError(
             f"{name!r} is multiplied by a number of config.json that llama.cpp does not read, and scales of MXFP4 are "
