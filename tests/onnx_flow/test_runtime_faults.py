@@ -242,20 +242,23 @@ def test_a_pool_of_floats_stays_one(between: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize("codes", ["uint8", "int8"])
 @pytest.mark.parametrize(
     "behind", ["", "t = MaxPool<kernel_shape = [1,2]>(p)", "t = Transpose<perm = [0, 2, 3, 1]>(p)"]
 )
 @pytest.mark.parametrize("read", ["a = Neg(x)", "c = QuantizeLinear(x, f, zero) a = DequantizeLinear(c, f, zero)"])
-def test_a_pool_that_tells_places_tells_those_of_the_largest_values(codes: str, behind: str, read: str) -> None:
+def test_a_pool_that_tells_places_tells_those_of_the_largest_values(
+    codes: str, behind: str, read: str, opset: int
+) -> None:
     """ONNX Runtime carries the QuantizeLinear back over it, and told the first of equal codes."""
     last = "t" if behind else "p"
     text = f"""g (float[1,2,8,8] x) => (float y, int64 places) {{ {read}
         p, places = MaxPool<kernel_shape = [2,2], strides = [2,2]>(a) {behind}
         q = QuantizeLinear({last}, s, zero) d = DequantizeLinear(q, s, zero) y = Neg(d) }}"""
     constants = {"s": np.array(0.5, np.float32), "f": np.array(0.02, np.float32), "zero": np.array(9, codes)}
-    proto = models.model(text, constants, 17)
-    model, feeds = load(proto), models.feeds(proto)
+    proto = models.model(text, constants, opset)
+    model, feeds = load(onnx.shape_inference.infer_shapes(proto)), models.feeds(proto)
     work_around_faults(model)
     exact = onnxruntime.SessionOptions()
     exact.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -68,12 +68,12 @@ TYPED = 21
 def work_around_faults(model: ir.Model) -> None:
     """Write what is needed, in place."""
     names = Names(model)
-    if opset(model) >= TYPED:
-        _close_pairs(model, names)
     _put_copies(model, names)
     _keep_weights(model, names)
     _spare_float(model, names)
     _keep_float_pools(model, names)
+    if opset(model) >= TYPED:  # behind the copies, which are float nodes too
+        _close_pairs(model, names)
 
 
 def _close_pairs(model: ir.Model, names: Names) -> None:
