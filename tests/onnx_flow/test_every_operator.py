@@ -56,7 +56,9 @@ def test_statistics_that_the_runtime_writes_into_inputs_leave_the_samples_alone(
     assert faults(chosen, "wide") == ([], Counter(ok=1))
 
 
-@pytest.mark.parametrize(("part", "preset"), [("gridsample", "uint8"), ("affine_grid_3d", "A8W8_CPU")])
+@pytest.mark.parametrize(
+    ("part", "preset"), [("gridsample", "uint8"), ("affine_grid_3d", "A8W8_CPU"), ("affine_grid_2d", "BF16")]
+)
 def test_coordinates_are_not_rounded_and_bodies_hold_constants(part: str, preset: str) -> None:
     found, words = faults(tuple(case for case in cases() if part in case[0]), preset)
     assert found == [] and words["ok"] >= 2

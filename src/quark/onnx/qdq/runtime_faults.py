@@ -1,4 +1,4 @@
-"""Nodes that keep eight faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
+"""Nodes that keep nine faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
 
 Of a Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear the runtime rounds float weights to int8,
 one scale per tensor, and says nothing: a layer that was excluded because its weights do not stand that, or whose
@@ -26,6 +26,9 @@ fast kernel in the layout of integer convolutions alone, and takes 15 to 80 time
 to 1,700 us; a model whose first layer stays float, 0.2 of its speed). A Clip to more than what the codes express stops
 it, and is removed afterwards for the same reason. Of a MaxPool that also tells places (for a MaxUnpool), these would
 be those of the first of equal codes, not of the largest value: the copy keeps it in float.
+
+A Range of bounds that are vectors of one entry, as in an expanded AffineGrid, runs unless the runtime resolves the graph
+again with what it has learned of an If, as it does for models with functions: a Squeeze makes them scalars.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ import onnx_ir as ir
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
+    all_nodes,
     constant_array,
     input_at,
     is_constant,
@@ -68,12 +72,23 @@ TYPED = 21
 def work_around_faults(model: ir.Model) -> None:
     """Write what is needed, in place."""
     names = Names(model)
+    _make_scalars(model, names)
     _put_copies(model, names)
     _keep_weights(model, names)
     _spare_float(model, names)
     _keep_float_pools(model, names)
     if opset(model) >= TYPED:  # behind the copies, which are float nodes too
         _close_pairs(model, names)
+
+
+def _make_scalars(model: ir.Model, names: Names) -> None:
+    """Bounds of a Range that are known to be vectors become scalars."""
+    for node in [one for one in all_nodes(model) if one.op_type == "Range" and not one.domain]:
+        for number, value in enumerate(node.inputs):
+            if value is not None and value.shape is not None and len(value.shape) and node.graph is not None:
+                scalar = ir.Value(name=names.fresh(f"{value.name}_scalar"), shape=ir.Shape([]), type=value.type)
+                node.graph.insert_before(node, ir.node("Squeeze", [value], outputs=[scalar], name=str(scalar.name)))
+                node.replace_input_with(number, scalar)
 
 
 def _close_pairs(model: ir.Model, names: Names) -> None:
