@@ -25,6 +25,7 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, check_names, nearest
 from quark.onnx.graph.model import ModelInput as Source
 from quark.onnx.graph.model import load
+from quark.onnx.qdq.masks import mask_inputs
 
 Feed = dict[str, np.ndarray]
 SEED, GENERATED = 42, 2**29  # of random data; so many numbers at most for one input
@@ -41,11 +42,13 @@ class ModelInput:
         name: its name.
         shape: sizes, None where one is free; None altogether where the rank is unknown.
         dtype: element type; None where it is not a tensor of numbers.
+        mask: it decides which scores of a Softmax count: it stays float, and infinity is one of its values.
     """
 
     name: str
     shape: tuple[int | None, ...] | None
     dtype: np.dtype | None
+    mask: bool = False
 
     def __str__(self) -> str:
         sizes = "any shape" if self.shape is None else ["any" if size is None else size for size in self.shape]
@@ -54,14 +57,15 @@ class ModelInput:
 
 def inputs_of(model: ir.Model) -> list[ModelInput]:
     """The inputs that a caller must give."""
-    return [_described(value) for value in model.graph.inputs if not value.is_initializer()]
+    masks = mask_inputs(model)
+    return [_described(value, value.name in masks) for value in model.graph.inputs if not value.is_initializer()]
 
 
-def _described(value: ir.Value) -> ModelInput:
+def _described(value: ir.Value, mask: bool) -> ModelInput:
     shape = None if value.shape is None else tuple(size if isinstance(size, int) else None for size in value.shape)
     dtype = value.dtype
     numeric = dtype is not None and dtype not in (ir.DataType.STRING, ir.DataType.UNDEFINED)
-    return ModelInput(str(value.name), shape, dtype.numpy() if numeric and dtype is not None else None)
+    return ModelInput(str(value.name), shape, dtype.numpy() if numeric and dtype is not None else None, mask)
 
 
 # ---- readers ---------------------------------------------------------------------------------------------------------
@@ -304,7 +308,7 @@ def _fitted(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
     if one.dtype is None:
         return array
     array = _typed(array, one, index)
-    if array.dtype.kind not in "biu" and not np.isfinite(array).all():
+    if array.dtype.kind not in "biu" and not (~np.isnan(array) if one.mask else np.isfinite(array)).all():
         nans = int(np.isnan(array).sum())
         infinite = int((~np.isfinite(array)).sum()) - nans
         raise DataError(

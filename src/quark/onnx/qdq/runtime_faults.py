@@ -27,8 +27,8 @@ to 1,700 us; a model whose first layer stays float, 0.2 of its speed). A Clip to
 it, and is removed afterwards for the same reason. Of a MaxPool that also tells places (for a MaxUnpool), these would
 be those of the first of equal codes, not of the largest value: the copy keeps it in float.
 
-A Range of bounds that are vectors of one entry, as in an expanded AffineGrid, runs unless the runtime resolves the graph
-again with what it has learned of an If, as it does for models with functions: a Squeeze makes them scalars.
+A Range of bounds that are vectors of one entry, as in an expanded AffineGrid, runs unless the runtime resolves the
+graph again with what it has learned of an If, as it does for models with functions: a Squeeze makes them scalars.
 """
 
 from __future__ import annotations
