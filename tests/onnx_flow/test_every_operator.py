@@ -13,8 +13,9 @@ OTHER_MODES = ("UINT8_DYNAMIC_QUANT", "MATMUL_NBITS")
 pytestmark = pytest.mark.filterwarnings("ignore")
 GOOD = ("ok", "refused", "float")
 #: Of 16-bit integers too much for these: rows around 10,000 whose differences count, a mask of -3e38 as an output, and
-#: constants of 1,000 beside others below 1, which a mask hides.
+#: constants of 1,000 beside others below 1, which a mask hides. Of 8 bits: a value that is a threshold.
 HARD = (
+    "thresholdedrelu_example",
     "large_number",
     "neginf_mask_poison",
     "with_past_and_present_qk_matmul_bias_3d_mask_causal",

@@ -96,8 +96,7 @@ def _is_multiplied(value: ir.Value) -> bool:
 def _scores(model: ir.Model) -> set[ir.Value]:
     """The tensors that nothing but Softmax reads, perhaps behind operators that keep scores what they are."""
     found = set[ir.Value]()
-    for node in reversed(model.graph):
-        value = node.outputs[0]
+    for value in (value for node in reversed(model.graph) for value in node.outputs[:1]):
         readers = [use.node for use in value.uses()]
         if readers and all(
             reader.op_type == "Softmax" or (reader.op_type in _KEEPS_SCORES and reader.outputs[0] in found)
