@@ -66,6 +66,8 @@ REFUSED = [
     ["sensitivity", "model", "-c", "int4_wo_33", "--data", "a_text"],
     ["search", "model", "-s", "int4_wo_32", "-o", "plan.yaml", "--data", "a_text"],
     ["search", "model", "-s", "int4_wo_32", "-o", "plan.yaml", "--data", "a_text", "--target", "kl<=1", "--for", "vlm"],
+    ["quantize", "model", "-o", "out", "-s", "Q4_K", "--for", "llama.cpp"],  # without a vocabulary
+    ["quantize-files", "model", "-o", "out", "-s", "int8_wo_per_channel", "--format", "gguf"],
     ["plan", "mode", "-s", "int4_wo_32"],
     ["plan", "model", "-s", "int4_wo_33"],
     ["plan", "model", "-s", "int4_wo_32", "--for", "vlm"],

@@ -30,6 +30,7 @@ from quark.cli.torch_verdict import coverage_of, sizes, tell
 from quark.config.file_formats import chosen_format
 from quark.errors import ConfigError, check_name
 from quark.files.folder import drop_detour, new_folder
+from quark.files.vocabulary import vocabulary_in
 
 if TYPE_CHECKING:
     from quark.torch.config.model import QConfig
@@ -69,7 +70,8 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
     check_folder(request.model)
     check_algorithms(with_own(request.algorithms))
     typed = typed_schemes(request.scheme, request.layers)
-    check_reader(typed, request.kv_cache, request.format, request.program)
+    if check_reader(typed, request.kv_cache, request.format, request.program) == "gguf":
+        vocabulary_in(request.model)
     check_data(request.model, request.source.data)
     check_device(request.device)
     check_output(request.output, resumed)

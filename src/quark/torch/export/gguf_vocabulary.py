@@ -18,6 +18,7 @@ from pydantic import Field
 from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.files.untrusted import OpenSchema, checked
+from quark.files.vocabulary import vocabulary_in
 from quark.reading import reason_of
 from quark.torch.export.gguf_wordpiece import KIND as WORDPIECE
 from quark.torch.export.gguf_wordpiece import in_order, wordpiece_tokens
@@ -76,14 +77,13 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
     import gguf
 
     unigram: UnigramRules | None = None
-    if (folder / "tokenizer.model").is_file():
+    source = vocabulary_in(folder)
+    if source.suffix == ".model":
         unigram = unigram_of(folder)
         kind, tokens, scores, types = sentencepiece_tokens(folder)
-    elif (folder / "tokenizer.json").is_file():
-        unigram = json_rules(folder / "tokenizer.json")
-        kind, tokens, scores, types = json_tokens(folder / "tokenizer.json", size)
     else:
-        raise ModelError(f"{str(folder)!r} has neither tokenizer.model nor tokenizer.json")
+        unigram = json_rules(source)
+        kind, tokens, scores, types = json_tokens(source, size)
     if len(tokens) > size:
         raise ModelError(f"{str(folder)!r} has {len(tokens)} tokens, and the embedding of the model {size} rows")
     for number in range(len(tokens), size):
