@@ -229,3 +229,50 @@ def test_what_transformers_passes_over_by_rule_stays_as_it_is(tmp_path: Path) ->
     found = load_file(tmp_path / "made" / "model.safetensors")
     assert torch.equal(found[name], value) and not any(key.startswith(f"{name}_") for key in found)
     assert load_model(tmp_path / "made")(IDS).logits.isfinite().all()
+
+
+BAD_NAMES: dict[str, tuple[dict[str, Any], str]] = {
+    "a type nobody has": ({"model_type": "lama"}, "model_type is 'lama', .*Did you mean 'llama'"),
+    "a type that is no text": ({"model_type": ["llama"]}, r"model_type is \['llama'\]"),
+    "no type": ({"model_type": None}, "names no model_type. LlamaForCausalLM takes 'llama'"),
+    "another class": ({"architectures": ["Qwen2ForCausalLM"]}, "two models: .*'llama', .*'Qwen2ForCausalLM'.*'qwen2'"),
+    "another type": ({"model_type": "qwen2"}, "two models: .*'qwen2', .*'LlamaForCausalLM'.*Qwen2ForCausalLM"),
+    "no class": ({"architectures": None}, r"names no architectures, .*\['LlamaForCausalLM'\] is usual"),
+}
+
+
+@pytest.mark.parametrize("changes, sentence", BAD_NAMES.values(), ids=BAD_NAMES)
+def test_names_of_two_models_or_none_are_refused_by_all_that_takes_a_folder(
+    changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    """evaluate and sensitivity load what plan and quantize-files read the headers of."""
+    found = folder_of("llama", tmp_path)
+    config = LLMTemplate.get("llama").get_config("int8_wo_per_channel")
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in {**found, **changes}.items() if v is not None}))
+    for work in (load_model, lambda folder: forecast(read_checkpoint(folder), config),
+                 lambda folder: quantize_checkpoint(folder, tmp_path / "made", config)):  # fmt: skip
+        with pytest.raises(ModelError, match=sentence):
+            work(tmp_path)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_class_that_transformers_lacks_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Other programs may have it: vLLM has heads that predict tokens by names of their own."""
+    found = folder_of("llama", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**found, "architectures": ["LlamaForCausalLN"]}))
+    assert load_model(tmp_path)(IDS).logits.isfinite().all()
+    assert "'LlamaForCausalLN', which transformers does not have. Did you mean 'LlamaForCausalLM'?" in caplog.text
+
+
+@pytest.mark.slow
+def test_every_pair_of_the_registry_is_one_model() -> None:
+    from transformers.models.auto import modeling_auto
+
+    from quark.torch.files.named import check_named
+
+    tables = [table for name, table in vars(modeling_auto).items() if re.fullmatch("MODEL_.*MAPPING_NAMES", name)]
+    pairs = {(kind, one) for table in tables for kind, names in table.items()
+             for one in ([names] if isinstance(names, str) else names)}  # fmt: skip
+    assert len(pairs) > 1000
+    for kind, name in sorted(pairs):
+        check_named(Path(), {"model_type": kind, "architectures": [name]})

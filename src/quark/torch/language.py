@@ -71,6 +71,7 @@ def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None
     from quark.torch.export.checkpoint import PICKLES, check_no_adapter, read_checkpoint
     from quark.torch.export.model_files import read_object
     from quark.torch.files.fitting import check_counts, check_types, told
+    from quark.torch.files.named import check_named
     from quark.torch.files.skeleton import stored_tensors
 
     check_no_adapter(folder)
@@ -82,6 +83,7 @@ def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None
         )
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     stored = stored_tensors(read_checkpoint(folder)) if any(folder.glob("*.safetensors")) else {}
+    check_named(folder, config)
     check_counts(folder, config, stored)
     try:
         with told(folder, config, (OSError, ValueError)):

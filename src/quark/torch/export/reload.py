@@ -155,6 +155,10 @@ def class_of(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
     Raises:
         ModelError: transformers does not have it.
     """
+    if not trust_remote_code:
+        from quark.torch.files.named import check_named
+
+        check_named(checkpoint.folder, checkpoint.config)
     names = checkpoint.config.get("architectures") or []
     found = class_named(str(names[0])) if isinstance(names, list) and names else None
     if name := checkpoint.config.get("_class_name"):

@@ -28,6 +28,7 @@ from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
 from quark.torch.export.model_files import class_named
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.files.fitting import check_counts, check_layers, check_types, left_behind, told
+from quark.torch.files.named import check_named
 from quark.torch.files.names import names_in_memory, renamed, renames_of
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -132,6 +133,7 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
         ModelError: tensors of a type or shape that cannot be.
     """
     stored = stored_tensors(checkpoint)
+    check_named(checkpoint.folder, checkpoint.config)
     model = architecture_of(checkpoint, buffers, eager) or nn.Module()
     renames = renames_of(model)
     base, headed = getattr(model, "base_model_prefix", ""), set(model.state_dict())
@@ -181,7 +183,7 @@ def check_shapes(checkpoint: Checkpoint, model: nn.Module, tensors: Mapping[str,
     """Every tensor has the shape that ``config.json`` asks for.
 
     Raises:
-        ModelError: one has another, or the configuration names no architecture for a type that has one.
+        ModelError: one has another.
     """
     file = str(checkpoint.folder / "config.json")
     for name, value in model.state_dict().items():
@@ -189,18 +191,6 @@ def check_shapes(checkpoint: Checkpoint, model: nn.Module, tensors: Mapping[str,
         if stored is not None and stored.part is None and stored.shape != tuple(value.shape):
             shapes = f"{list(stored.shape)} in the files, and {file!r} asks for {list(value.shape)}"
             raise ModelError(f"{str(checkpoint.folder)!r}: the tensor {stored.name!r} is {shapes}")
-    if not checkpoint.config.get("architectures") and (wanted := usual_architecture(checkpoint)) is not None:
-        raise ModelError(f"{file!r} names no architectures, and so tensors cannot be told apart; [{wanted!r}] is usual")
-
-
-def usual_architecture(checkpoint: Checkpoint) -> str | None:
-    """The language model of the model type of a checkpoint, if transformers has one."""
-    try:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
-    except ImportError:
-        return None
-    found = KNOWN.get(str(checkpoint.config.get("model_type")))
-    return found if found is None or isinstance(found, str) else str(found[0])
 
 
 def stacks(model: nn.Module) -> dict[str, tuple[tuple[int, ...], dict[str, torch.Tensor]]]:
