@@ -71,7 +71,8 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sentencepiece")
     trainer.SentencePieceTrainer.train(
         sentence_iterator=iter([WORDS] * 20), model_prefix=str(folder / "tokenizer"), vocab_size=290, model_type="bpe",
-        byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
+        byte_fallback=True, hard_vocab_limit=False, minloglevel=2, normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
     )  # fmt: skip
     return folder
 

@@ -143,6 +143,7 @@ def test_types_of_ggml_are_no_scheme_file_by_file(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model_of().save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "tokenizer.json").write_text("{}")
     given = ["quantize-files", str(tmp_path / "m"), "-o", str(tmp_path / "o"), "--format", "gguf", *words]
     assert main(["torch", *given]) == 1
     assert "`quark torch quantize` writes it" in capsys.readouterr().err and not (tmp_path / "o").exists()

@@ -127,11 +127,68 @@ def test_rows_of_the_embedding_that_no_token_has_are_padded(size: int, tmp_path:
 
 
 def test_pieces_are_padded_with_the_lowest_scores(tmp_path: Path) -> None:
-    written(tmp_path, model={"byte_fallback": True}, pre_tokenizer=None)
+    written(tmp_path, model={"byte_fallback": True}, pre_tokenizer=None, normalizer=MARKED)
     writer = Writer()
     vocabulary.add_vocabulary(writer, tmp_path, 6, "llama")
     assert (writer.told["add_tokenizer_model"], writer.told["add_tokenizer_pre"]) == ("llama", "default")
     assert writer.told["add_token_scores"] == [-2.0, -2.0, 0.0, 0.0, -1.0, -10000.0]
+
+
+MARKED = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+BEFORE = {"type": "Prepend", "prepend": "\u2581"}
+META = {"type": "Metaspace", "replacement": "\u2581", "split": False}
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer", "found"),
+    [  # each seen in llama.cpp, 300 odd texts (the sentences: others than transformers')
+        ({"type": "Sequence", "normalizers": [BEFORE, MARKED]}, None, True),
+        (MARKED, {"type": "Split", "pattern": {"String": " "}}, False),
+        (None, {**META, "prepend_scheme": "never"}, False),
+        (None, {**META, "prepend_scheme": "first"}, True),
+        (None, None, "does not write spaces as"),
+        ({"type": "Sequence", "normalizers": [{"type": "NFKC"}, MARKED]}, None, "behind the step 'NFKC'"),
+        (None, {**META, "split": True}, "behind the step 'Metaspace'"),
+    ],
+)
+def test_a_space_before_a_text_is_that_of_the_tokenizer(
+    normalizer: Any, pre_tokenizer: Any, found: bool | str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path, model={"byte_fallback": True}, pre_tokenizer=pre_tokenizer, normalizer=normalizer)
+    writer = Writer()
+    if isinstance(found, str):
+        with pytest.raises(ModelError, match=found):
+            vocabulary.add_vocabulary(writer, tmp_path, 6, "llama")
+        return
+    vocabulary.add_vocabulary(writer, tmp_path, 6, "llama")
+    assert writer.told["add_add_space_prefix"] is found
+    assert ("puts a space before a text that has none" in caplog.text) == (found and normalizer is None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, True),
+        ({"add_dummy_prefix": False}, False),
+        ({"normalization_rule_name": "nmt_nfkc"}, r"replaces letters \(nmt_nfkc\)"),
+        ({"remove_extra_whitespaces": True}, "removes spaces at the ends and between words"),
+        ({"byte_fallback": False}, "has no bytes for letters without a piece"),
+        ({"treat_whitespace_as_suffix": True}, "writes spaces behind words"),
+        ({"model_type": "char"}, "has pieces of another kind than BPE"),
+    ],
+)
+def test_what_sentencepiece_does_to_a_text_before_it_merges(
+    changes: dict[str, Any], found: bool | str, tmp_path: Path
+) -> None:
+    plain = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True}
+    unigram(tmp_path, 290, **{"model_type": "bpe", **plain, **changes})
+    writer = gguf.GGUFWriter(None, "llama")
+    if isinstance(found, str):
+        with pytest.raises(ModelError, match=found):
+            vocabulary.add_vocabulary(writer, tmp_path, 300, "llama")
+        return
+    vocabulary.add_vocabulary(writer, tmp_path, 300, "llama")
+    assert writer.kv_data[0]["tokenizer.ggml.add_space_prefix"].value is found
 
 
 def test_no_tokenizer_at_all_is_told(tmp_path: Path) -> None:
@@ -148,7 +205,7 @@ def unigram(folder: Path, vocab_size: int = 60, **options: Any) -> Any:
     text = "the quick brown fox jumps over the lazy dog while models answer questions about numbers and scales"
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([text] * 20), model_prefix=str(folder / "tokenizer"), vocab_size=vocab_size,
-        model_type="unigram", hard_vocab_limit=False, minloglevel=2, **options,
+        **{"model_type": "unigram", **options}, hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
     return sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from quark.torch.export.gguf_wordpiece import KIND as WORDPIECE
 from quark.torch.export.gguf_wordpiece import in_order, wordpiece_tokens
 from quark.torch.export.model_files import read_object
 
+log = logging.getLogger(__name__)
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 PRE_TOKENIZERS = {  # of families with one tokenizer; llama and mistral come with many, so their files must say the rule
     "qwen2": "qwen2", "qwen2_moe": "qwen2", "qwen3": "qwen2", "qwen3_moe": "qwen2", "smollm3": "llama-bpe",
@@ -79,11 +81,14 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
     unigram: UnigramRules | None = None
     source = vocabulary_in(folder)
     if source.suffix == ".model":
-        unigram = unigram_of(folder)
+        found = model_in(folder)
+        unigram = unigram_of(folder, found)
         kind, tokens, scores, types = sentencepiece_tokens(folder)
     else:
         unigram = json_rules(source)
         kind, tokens, scores, types = json_tokens(source, size)
+    if kind == "llama" and unigram is None:  # merges of SentencePiece
+        writer.add_add_space_prefix(merged_prefix(folder, found) if source.suffix == ".model" else json_prefix(source))
     if len(tokens) > size:
         raise ModelError(f"{str(folder)!r} has {len(tokens)} tokens, and the embedding of the model {size} rows")
     for number in range(len(tokens), size):
@@ -108,11 +113,11 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
         special.add_to_gguf(writer, quiet=True)
 
 
-def unigram_of(folder: Path) -> UnigramRules | None:
-    """The rules of ``tokenizer.model`` if it is a Unigram model; None for BPE.
+def model_in(folder: Path) -> Any:
+    """What ``tokenizer.model`` says.
 
     Raises:
-        ModelError: a file that cannot be read, or bytes in the place of unknown letters, which llama.cpp does not have.
+        ModelError: a file that cannot be read.
     """
     from google.protobuf.message import DecodeError
     from sentencepiece import sentencepiece_model_pb2
@@ -123,6 +128,65 @@ def unigram_of(folder: Path) -> UnigramRules | None:
         found.ParseFromString((folder / "tokenizer.model").read_bytes())
     except (OSError, DecodeError) as error:
         raise ModelError(f"the tokenizer in {str(folder)!r} cannot be read: {reason_of(error)}") from error
+    return found
+
+
+def merged_prefix(folder: Path, found: Any) -> bool:
+    """Whether a space is put before a text that a BPE model of SentencePiece merges.
+
+    Raises:
+        ModelError: steps before merging that llama.cpp does not do.
+    """
+    rules, trained = found.normalizer_spec, found.trainer_spec
+    steps = {
+        "has pieces of another kind than BPE": trained.model_type != trained.BPE,
+        f"replaces letters ({rules.name or 'by a table'})": bool(rules.precompiled_charsmap),
+        "removes spaces at the ends and between words": rules.remove_extra_whitespaces,
+        "does not write spaces as '\u2581'": not rules.escape_whitespaces,
+        "writes spaces behind words": trained.treat_whitespace_as_suffix,
+        "has no bytes for letters without a piece (byte_fallback)": not trained.byte_fallback,
+    }
+    if why := [name for name, so in steps.items() if so]:
+        raise ModelError(
+            f"the tokenizer in {str(folder)!r} {' and '.join(why)}, unlike llama.cpp's of this kind, which gives a "
+            "text other tokens"
+        )
+    return bool(rules.add_dummy_prefix)
+
+
+def json_prefix(path: Path) -> bool:
+    """As ``merged_prefix``, of ``tokenizer.json``.
+
+    Raises:
+        ModelError: steps before merging that llama.cpp does not do.
+    """
+    data = read_object(path)
+    prefix, spaces, unless = False, False, False
+    for step in (*parts_of(data.get("normalizer")), *parts_of(data.get("pre_tokenizer"))):
+        kind = step.get("type")
+        if kind == "Prepend" and step.get("prepend") == SPACE:
+            prefix = True
+        elif (kind, step.get("replacement"), step.get("split", False)) == ("Metaspace", SPACE, False):
+            unless, spaces = step.get("prepend_scheme", "always") != "never", True
+        elif kind == "Replace" and (step.get("pattern"), step.get("content")) == ({"String": " "}, SPACE):
+            spaces = True
+        elif (kind, step.get("pattern")) != ("Split", {"String": " "}):  # where none is left
+            raise ModelError(
+                f"{str(path)!r} has a BPE model of SentencePiece behind the step {kind!r}, which llama.cpp does not do"
+            )
+    if not spaces:
+        raise ModelError(f"{str(path)!r} has a BPE model that does not write spaces as '\u2581', as llama.cpp does")
+    if unless and not prefix:
+        log.warning("%s puts a space before a text that has none, llama.cpp before every text", str(path))
+    return prefix or unless
+
+
+def unigram_of(folder: Path, found: Any) -> UnigramRules | None:
+    """The rules of ``tokenizer.model`` if it is a Unigram model; None for BPE.
+
+    Raises:
+        ModelError: bytes in the place of unknown letters, which llama.cpp does not have.
+    """
     if found.trainer_spec.model_type != found.trainer_spec.UNIGRAM:
         return None
     if found.trainer_spec.byte_fallback:
