@@ -1,11 +1,16 @@
 """What operators take on ONNX Runtime's CPU provider, in float and in integers: the table behind ``FloatWhereFaster``.
 
-    python -m benchmarks.kernel_times --output src/quark/onnx/qdq/kernel_times.tsv
+    python -m benchmarks.kernel_times --threads 2 --output benchmarks/results/kernel_times/wide_2.tsv
+    python -m benchmarks.kernel_times --combine benchmarks/results/kernel_times/*.tsv --output kernel_times.tsv
 
-Every kind of operator runs at several shapes, once in float and once between Q and DQ pairs, on one thread with the
-profiler on; the fastest fifth of many runs of each kernel counts, less what the profiler itself takes. The integer
-form's time is everything between the first QuantizeLinear and the last DequantizeLinear, so that an operator without an
-integer kernel pays for the pairs around it. The times of a kind are then written as
+The package's table is the mean of three: a processor that computes 512 bits in two steps on one thread (``narrow_1``),
+one that computes them in one on one thread and on two (``wide_1``, ``wide_2``); each counts by its speed of float
+convolutions of 1x1, so that what is decided by the mean is good in all three.
+
+Every kind of operator runs at several shapes, once in float and once between Q and DQ pairs, with the profiler on; the
+fastest fifth of many runs of each kernel counts, less what the profiler itself takes. The integer form's time is
+everything between the first QuantizeLinear and the last DequantizeLinear, so that an operator without an integer kernel
+pays for the pairs around it. The times of a kind are then written as
 
     microseconds = call + nanoseconds per element / 1000 + microseconds per million products
 
@@ -271,11 +276,19 @@ def _proto(builder: Builder, inputs: dict[str, tuple[int, ...]], output: str) ->
 # ---- times -----------------------------------------------------------------------------------------------------------
 
 
-def kernel_times(model: onnx.ModelProto, folder: Path, overhead: float = 0.0) -> dict[tuple[str, str], float]:
+@dataclass(frozen=True)
+class Setting:
+    """Where profiles are written for a moment, and on how many threads sessions run."""
+
+    folder: Path
+    threads: int = 1
+
+
+def kernel_times(model: onnx.ModelProto, at: Setting, overhead: float = 0.0) -> dict[tuple[str, str], float]:
     """Microseconds of every kernel, by (name of the node, operator), less what the profiler adds to each."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    options.enable_profiling, options.profile_file_prefix = True, str(folder / "profile")
+    options.intra_op_num_threads, options.log_severity_level = at.threads, 3
+    options.enable_profiling, options.profile_file_prefix = True, str(at.folder / "profile")
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     random = np.random.default_rng(1)
     feed = {one.name: random.normal(size=one.shape).astype(np.float32) for one in session.get_inputs()}
@@ -295,32 +308,37 @@ def _fastest(times: Sequence[float]) -> float:
 
 
 @cache
-def profiler_overhead(folder: Path) -> float:
-    """Microseconds that the profiler adds to a kernel: what a chain of tiny ones takes with it and without."""
-    nodes = [helper.make_node("Sqrt", [f"v{k}"], [f"v{k + 1}"], f"op{k}") for k in range(CHAIN)]
-    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in ("v0", f"v{CHAIN}"))
-    graph = helper.make_graph(nodes, "chain", [given], [made])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+def profiler_overhead(at: Setting) -> float:
+    """Microseconds that the profiler adds to a lone kernel: to a tiny one, over its part of a chain without it."""
+    chain, alone = _chain(CHAIN), kernel_times(_chain(1), at)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    options.intra_op_num_threads = at.threads
+    session = onnxruntime.InferenceSession(chain.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feed, times = {"v0": np.ones((1, 1), np.float32)}, []
-    for _ in range(RUNS):
+    for _ in range(20 * RUNS):  # of a busy machine, too, some are undisturbed
         start = time.perf_counter()
         session.run(None, feed)
         times.append((time.perf_counter() - start) * 1e6)
-    return float(np.mean(list(kernel_times(model, folder).values()))) - min(times) / CHAIN
+    return sum(alone.values()) - min(times) / CHAIN
 
 
-def float_time(one: Sample, folder: Path) -> float:
+def _chain(nodes: int) -> onnx.ModelProto:
+    """Tiny kernels one behind the other."""
+    made = [helper.make_node("Sqrt", [f"v{k}"], [f"v{k + 1}"], f"op{k}") for k in range(nodes)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in ("v0", f"v{nodes}")]
+    graph = helper.make_graph(made, "chain", ends[:1], ends[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def float_time(one: Sample, at: Setting) -> float:
     """Microseconds of the float form; reorderings at its edges are part of borders."""
-    times = kernel_times(model_of(one, False), folder, profiler_overhead(folder))
+    times = kernel_times(model_of(one, False), at, profiler_overhead(at))
     return sum(each for kernel, each in times.items() if not _beside(kernel, one))
 
 
-def integer_time(one: Sample, folder: Path) -> float:
+def integer_time(one: Sample, at: Setting) -> float:
     """Microseconds of everything between the pairs at its edges."""
-    times = kernel_times(model_of(one, True), folder, profiler_overhead(folder))
+    times = kernel_times(model_of(one, True), at, profiler_overhead(at))
     edges = [name for name, op_type in times if op_type == "QuantizeLinear" and name[0] == "x" and name.endswith("_Q")]
     left = sum(each for kernel, each in times.items() if kernel[0] not in edges and not _beside(kernel, one))
     return left - sum(each for (name, _), each in times.items() if name.startswith("y_D"))
@@ -334,9 +352,9 @@ def _beside(kernel: tuple[str, str], one: Sample) -> bool:
     return op_type.startswith("Reorder") or (op_type == "Transpose" and one.op_type != "Transpose")
 
 
-def border_times(one: Sample, folder: Path) -> tuple[float, ...]:
+def border_times(one: Sample, at: Setting) -> tuple[float, ...]:
     """Microseconds of Q and of DQ between convolutions, then of both with half of the changes of layout each."""
-    times = kernel_times(border_of(one), folder, profiler_overhead(folder))
+    times = kernel_times(border_of(one), at, profiler_overhead(at))
     layout = sum(each for (_, op_type), each in times.items() if op_type.startswith(("Reorder", "Transpose"))) / 2
     kinds = ("QuantizeLinear", "DequantizeLinear")
     quantize, dequantize = (sum(each for (_, op), each in times.items() if op == kind) for kind in kinds)
@@ -376,30 +394,44 @@ def fitted(rows: list[tuple[float, int, int]]) -> tuple[float, float, float]:
     return values[0], values[1], values[2]
 
 
-def measured(kinds: Sequence[str]) -> dict[tuple[str, str], list[tuple[float, int, int]]]:
+def measured(kinds: Sequence[str], threads: int = 1) -> dict[tuple[str, str], list[tuple[float, int, int]]]:
     """(microseconds, elements, products) of every sample of these kinds (none: of all), by (kind, form)."""
     rows = defaultdict[tuple[str, str], list[tuple[float, int, int]]](list)
     with tempfile.TemporaryDirectory() as name:
+        at = Setting(Path(name), threads)
         for one in samples():
             if kinds and one.kind not in kinds:
                 continue
             count, copies = (elements(one, made_elements(one), form) for form in (False, True))
             if one.kind == "BORDER":
-                times = border_times(one, Path(name))
+                times = border_times(one, at)
                 for kind, each in zip(BORDERS, times, strict=True):
                     rows[kind, "integer"].append((each, count, 0))
                 continue
-            rows[one.kind, "float"].append((float_time(one, Path(name)), count, one.products))
-            rows[one.kind, "integer"].append((integer_time(one, Path(name)), copies, one.products))
+            rows[one.kind, "float"].append((float_time(one, at), count, one.products))
+            rows[one.kind, "integer"].append((integer_time(one, at), copies, one.products))
     return rows
+
+
+def told_rows(path: Path) -> list[list[str]]:
+    """The rows of a table."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.split("\t") for line in lines if not line.startswith("#")][1:]
+
+
+def combined(paths: Sequence[Path]) -> list[list[str]]:
+    """The mean of tables, each counted by its speed of float convolutions: no slow one decides alone."""
+    read = [{(kind, form): np.array(values, float) for kind, form, *values in told_rows(path)} for path in paths]
+    speeds = np.array([1 / one["Conv 1x1", "float"][2] for one in read])
+    shares = speeds / speeds.sum()
+    rows = {key: sum(share * one[key] for share, one in zip(shares, read, strict=True)) for key in read[0]}
+    return [[*key, *(f"{value:.3g}" for value in values)] for key, values in rows.items()]
 
 
 def merged(path: Path, lines: list[list[str]]) -> list[list[str]]:
     """The rows of a table, those measured now in the place of their old ones or behind all."""
     now = {tuple(line[:2]): line for line in lines}
-    told = path.read_text(encoding="utf-8").splitlines()
-    old = [line.split("\t") for line in told if not line.startswith("#")][1:]
-    kept = [now.pop((line[0], line[1]), line) for line in old]
+    kept = [now.pop((line[0], line[1]), line) for line in told_rows(path)]
     return [*kept, *now.values()]
 
 
@@ -409,16 +441,28 @@ def main() -> int:
     parser.add_argument(
         "--kinds", nargs="+", default=[], help="measure these kinds alone; --output keeps its other rows"
     )
+    parser.add_argument("--threads", type=int, default=1, help="threads of each session")
+    parser.add_argument("--combine", nargs="+", type=Path, help="measure nothing: the mean of these tables")
     parser.add_argument("--output", type=Path, help="write the table here, as the package reads it")
     parser.add_argument("--json", type=Path, help=record.HELP)
     arguments = parser.parse_args()
-    rows = measured(arguments.kinds)
-    lines = [[kind, form, *(f"{value:.3g}" for value in fitted(found))] for (kind, form), found in rows.items()]
+    if arguments.combine:
+        lines, origin = (
+            combined(arguments.combine),
+            f"# The mean of {', '.join(path.name for path in arguments.combine)}",
+        )
+    else:
+        rows = measured(arguments.kinds, arguments.threads)
+        lines = [[*row, *(f"{value:.3g}" for value in fitted(found))] for row, found in rows.items()]
+        origin = f"# ONNX Runtime {onnxruntime.__version__}, {arguments.threads} thread(s), AVX512-VNNI"
     print(measure.table(HEADER, lines))
     if arguments.output:
-        origin = f"# ONNX Runtime {onnxruntime.__version__}, one thread, AVX512-VNNI: python -m benchmarks.kernel_times"
         lines = merged(arguments.output, lines) if arguments.kinds else lines
-        arguments.output.write_text("\n".join([origin, *("\t".join(line) for line in [HEADER, *lines]), ""]))
+        arguments.output.write_text(
+            "\n".join(
+                [f"{origin}: python -m benchmarks.kernel_times", *("\t".join(line) for line in [HEADER, *lines]), ""]
+            )
+        )
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": lines}, indent=1))
     return 0

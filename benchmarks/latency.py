@@ -38,6 +38,8 @@ from quark.onnx import ModelQuantizer, QConfig
 
 BLOCK = 4  # inferences of one model before the next has its turn; the first is thrown away
 PER_CHANNEL = 13  # opset of scales per channel
+#: Seconds before a block on several threads: those of the session before go on spinning, about 0.03 s, on the cores.
+REST = 0.06
 NOISE = 0.97  # ratio below which a model counts as slower
 
 
@@ -112,6 +114,7 @@ def times(paths: Mapping[str, Path], feed: Mapping[str, np.ndarray], threads: in
     seconds: dict[str, list[float]] = {who: [] for who in sessions}
     for _ in range(rounds):
         for who, one in sessions.items():
+            time.sleep(REST if threads > 1 else 0.0)
             for k in range(BLOCK):
                 start = time.perf_counter()
                 one.run(None, dict(feed))

@@ -135,6 +135,7 @@ def test_weights_come_with_their_channels_and_limits() -> None:
 
     config = get_default_config("A8W8_CPU")
     config.print_summary = False
+    config.extra_options["FloatWhereFaster"] = False
     (train, _), _ = data.split()
     proto = (
         ModelQuantizer(Config(global_quant_config=config))

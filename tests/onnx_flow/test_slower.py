@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -25,8 +26,24 @@ ROWS = {
     for line in files("quark.onnx.qdq").joinpath("kernel_times.tsv").read_text("utf-8").splitlines()
     if line[0] != "#" and not line.startswith("kind")
 }
+TABLES = Path(__file__).parents[2] / "benchmarks" / "results" / "kernel_times"
 IMAGE = "float[1, 8, 6, 6]"
 FORMS = ("float", "integer")
+
+
+def test_the_table_is_the_mean_of_what_was_measured_on_each_processor_and_number_of_threads() -> None:
+    """By hand: each setting counts by its speed of float convolutions of 1x1, so that no slow one decides alone."""
+    settings = []
+    for name in ("narrow_1", "wide_1", "wide_2"):
+        lines = (TABLES / f"{name}.tsv").read_text("utf-8").splitlines()
+        cells = [line.split("\t") for line in lines if line[0] != "#"][1:]
+        settings.append({(kind, form): [float(one) for one in times] for kind, form, *times in cells})
+    speeds = [1 / one["Conv 1x1", "float"][2] for one in settings]
+    assert ROWS.keys() == settings[0].keys()
+    for key, row in ROWS.items():
+        for k, found in enumerate(row):
+            wanted = sum(speed * one[key][k] for speed, one in zip(speeds, settings, strict=True)) / sum(speeds)
+            assert found == pytest.approx(wanted, rel=0.006, abs=1e-9)  # three digits are stored
 
 
 def time(kind: str, form: str, elements: float, products: float = 0.0) -> float:

@@ -4,7 +4,8 @@
 
 over which nodes compute in integers: a minimum cut (:mod:`quark.search.min_cut`). The times are those of one table,
 ``kernel_times.tsv``, measured once over many shapes (``benchmarks/kernel_times.py``) and the same for everybody: the
-same model gives the same file on every machine. Nodes that run as one kernel are decided together: a convolution
+same model gives the same file on every machine. It is the mean of two processors on one thread and of one on two, so
+that what is good on one only is not chosen. Nodes that run as one kernel are decided together: a convolution
 and its activation function, Sigmoid and Mul of a SiLU. What saves less than ``LEAST_PART`` of the model's
 time, or little in all, stays as configured.
 
