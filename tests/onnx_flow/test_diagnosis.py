@@ -13,6 +13,7 @@ from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import compare
 from quark.onnx.diagnosis import of_model
 from quark.onnx.flow import Result
+from quark.onnx.graph.model import load
 from quark.report.summary import weakness_table
 
 GRAPH = """g (float[1,8,8,8] x) => (float[1,8,8,8] y) {
@@ -63,6 +64,16 @@ def test_the_file_tells_the_same_as_the_plan() -> None:
     [stored], [planned] = of_model(ir.from_proto(result.proto)), result.weak
     assert (stored.node, stored.advice) == (planned.node, planned.advice)
     assert stored.sqnr == pytest.approx(planned.sqnr, abs=3)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scales_along_another_axis_say_nothing_of_the_channels(axis: int) -> None:
+    codes = np.ones((8, 8, 1, 1), np.int8)
+    codes[0, 0] = 127
+    numbers = {"w": codes, "s": np.full(8, 0.01, np.float32), "z": np.zeros(8, np.int8)}
+    text = f"""g (float[1,8,4,4] x) => (float[1,8,4,4] y) {{
+        d = DequantizeLinear<axis = {axis}>(w, s, z) [layer] y = Conv(x, d) }}"""
+    assert [one.node for one in of_model(load(models.model(text, numbers)))] == ["layer"][axis:]
 
 
 def test_the_summary_has_the_worst_first_and_counts_the_rest() -> None:

@@ -85,3 +85,9 @@ def test_what_a_plan_cannot_hold_is_said(tmp_path: Path) -> None:
     made("UINT8_DYNAMIC_QUANT", tmp_path / "dynamic.onnx")
     with pytest.raises(ModelError, match="a plan holds no ConvInteger, which is the node 'c1_quant'"):
         plan_of(tmp_path / "dynamic.onnx")
+    text = """g (float[4,8] x) => (float[4,8] y) <bool c = {1}, float s = {0.1}, int8 z = {0}> { y = If (c) <
+        then_branch = t () => (float[4,8] u) { [inner] q = QuantizeLinear(x, s, z) u = DequantizeLinear(q, s, z) },
+        else_branch = e () => (float[4,8] v) { v = Neg(x) }> }"""
+    onnx.save(models.model(text), tmp_path / "body.onnx")
+    with pytest.raises(ModelError, match="'inner' quantizes in a body of If or Loop"):
+        plan_of(tmp_path / "body.onnx")

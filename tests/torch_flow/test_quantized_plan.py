@@ -10,9 +10,13 @@ from safetensors.torch import load_file
 from tests.torch_flow.export.networks import llama
 
 from quark.cli import main
+from quark.config.plan import Plan, TensorPlan
 from quark.config.plan_diff import differences, read_plan
+from quark.config.tensor import TensorSpec
 from quark.errors import QuarkError
 from quark.torch.files.quantized_plan import plan_of
+from quark.torch.observer import SearchObserver
+from quark.torch.plan_rows import stages_in
 
 CASES = (
     *(("int4_wo_32", "quark"), ("int8_wo_per_channel", "quark"), ("mxfp4", "quark")),
@@ -44,3 +48,13 @@ def test_a_float_folder_is_no_plan(tmp_path: Path) -> None:
     with pytest.raises(QuarkError, match="is float"):
         plan_of(tmp_path / "m")
     assert "quantization_config" not in json.loads((tmp_path / "m" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("observer", [(), ("PerTensorMinMaxObserver",)])
+def test_a_stage_whose_observer_nobody_names_gets_that_of_its_method(observer: tuple[str, ...]) -> None:
+    spec = TensorSpec("int8", method="percentile", second=TensorSpec("int4", method="minmax"))
+    plan = Plan()
+    plan.put(TensorPlan("layer.weight", "weight", spec, "asked for", observer=observer))
+    stages = stages_in(plan, "layer.weight")
+    assert [stage.spec.format for stage in stages] == ["int8", "int4"]
+    assert all(stage.observer is SearchObserver for stage in stages)
