@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -134,3 +135,21 @@ def test_a_session_that_is_timed_is_as_a_user_opens_it() -> None:
     usual, sparing = (session_options(Runtime(usual=usual)) for usual in (True, False))
     assert usual.enable_cpu_mem_arena and usual.enable_mem_pattern
     assert not sparing.enable_cpu_mem_arena and not sparing.enable_mem_pattern
+
+
+@pytest.mark.parametrize(("threads", "count"), [((1, 1), 0.0), ((1, 2), latency.REST), ((2,), 0.0)])
+def test_sessions_of_several_threads_wait_for_those_of_the_one_before(
+    threads: tuple[int, ...], count: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They spin for a while behind an inference: on two cores the next session seemed to have one."""
+    slept: list[float] = []
+    monkeypatch.setattr(latency.time, "sleep", slept.append)
+    sessions = {}
+    for number, each in enumerate(threads):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = each
+        model = product(4).SerializeToString()
+        one = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        sessions[str(number)] = one, {"x": np.ones((1, 4), np.float32)}
+    assert latency.session_seconds(sessions, 60.0, rounds=2).keys() == sessions.keys()
+    assert slept == [count] * 2 * len(threads)

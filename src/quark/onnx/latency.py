@@ -1,12 +1,14 @@
 """How long models take on ONNX Runtime's CPU provider, measured side by side.
 
 The models take turns in short blocks of inferences, so that a slow moment of the machine hits them all; the median of
-all counted inferences is what a user waits. The first ones of each block are not counted: they pay for cold caches, and
-on few cores for the threads of the session before, which go on spinning for a while. Of slow models a block has fewer.
+all counted inferences is what a user waits. The first ones of each block are not counted: they pay for cold caches. Of
+slow models a block has fewer. Threads of a session go on spinning behind its last inference, on the cores of the next
+one's: where sessions have several, each block waits until they sleep.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +29,9 @@ ROUNDS = 10
 """Blocks of a model, at most."""
 WARM, LONG = 0.02, 0.1
 """Seconds after which no more are left uncounted, and after which two that count are enough."""
+
+REST = 0.05
+"""Seconds that a block waits for the threads of the session before; they were seen to spin for 0.03."""
 
 
 def median_seconds(
@@ -58,8 +63,10 @@ def session_seconds(
     """The same of sessions, each with its sample."""
     times: dict[str, list[float]] = {name: [] for name in sessions}
     end = time.perf_counter() + seconds
+    rest = REST if len(sessions) > 1 and any(map(_spins, (session for session, _ in sessions.values()))) else 0.0
     for _ in range(rounds):
         for name, (session, feed) in sessions.items():
+            time.sleep(rest)
             times[name] += _block(session, feed)
         if time.perf_counter() > end:
             break
@@ -72,6 +79,11 @@ def usual_session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> 
     for library in library_files(libraries):
         options.register_custom_ops_library(library)
     return open_session(load(model), options)
+
+
+def _spins(session: onnxruntime.InferenceSession) -> bool:
+    """Whether a session has threads beside the caller's; 0 of its options: as many as there are cores."""
+    return (session.get_session_options().intra_op_num_threads or os.cpu_count() or 1) > 1
 
 
 def _block(session: onnxruntime.InferenceSession, feed: Mapping[str, np.ndarray]) -> list[float]:
