@@ -26,8 +26,6 @@ LEFT = {
     "deepseek2-ocr": f"{OPEN}: transformers has its language model within `deepseek_ocr2` only",
     "chameleon": f"{OPEN}: norms of heads with weights of their own, tokens of pictures",
     "dbrx": f"{OPEN}: experts of a layer are one matrix, and transformers makes none with its own defaults",
-    "glm-dsa": f"{OPEN}: keys and values of its attention have to be taken apart and turned",
-    "jina-bert-v3": f"{OPEN}: adapters for tasks",
     "step35": f"{OPEN}: transformers has it within `step3p7` only",
     "t5": (
         "llama.cpp's server ends its process (`llama_encode must be called first`), so no answer can be compared; the "

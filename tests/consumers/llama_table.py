@@ -71,6 +71,7 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {  # where the class's defaults made s
         "intermediate_size": 512, "vocab_size_per_layer_input": 250,
     },
     "gemma4_text": {**SLIDES, "sliding_window": 16, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+    "glm_moe_dsa": {"mlp_layer_types": ["dense", "sparse"], "q_lora_rank": 256, "kv_lora_rank": 256},
     "kimi_linear": {
         "num_hidden_layers": 3, "layer_types": ["linear_attention", "linear_attention", FULL],
         "mlp_layer_types": ["dense", "sparse", "sparse"], "linear_num_heads": 4, "linear_head_dim": 64,

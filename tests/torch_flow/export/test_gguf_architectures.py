@@ -130,7 +130,7 @@ def biases(model: nn.Module) -> list[str]:
     return [key for key in model.state_dict() if key.endswith(("e_score_correction_bias", "expert_bias", "_scalar"))]
 
 
-TURNED_KEYS = ("kimi_linear",)
+TURNED_KEYS = ("kimi_linear", "glm_moe_dsa")
 
 
 def floats(model: nn.Module) -> list[str]:
@@ -413,6 +413,9 @@ WRONG = [  # each was answered otherwise by llama.cpp, or not loaded (tests/cons
         "rotary embedding of sliding layers is {'partial_rotary_factor': 0.25}",
     ),
     ("kimi_linear", {"linear_num_heads": 2}, "linear_num_heads is 2"),
+    ("glm_moe_dsa", {"indexer_types": ["full", "shared"]}, "indexer_types is"),
+    ("glm_moe_dsa", {"max_position_embeddings": 1 << 20}, "max_position_embeddings is 1048576"),
+    ("glm_moe_dsa", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "which llama.cpp does otherwise"),
     ("falcon_h1", {"mamba_rms_norm": True}, "mamba_norm_before_gate is True"),
     ("falcon_h1", {"tie_word_embeddings": True}, "multiplied by 4 and by 0.25"),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),

@@ -30,6 +30,7 @@ ENCODERS = {
     "eurobert": "EuroBertModel", "modernbert": "ModernBertModel", "camembert": "CamembertModel",
     "distilbert": "DistilBertModel", "t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel",
     "gemma3_text": "Gemma3TextModel",
+    "jina_embeddings_v3": "JinaEmbeddingsV3Model",
 }  # fmt: skip
 BYTES_TOO = (
     "roberta",
@@ -41,6 +42,7 @@ BYTES_TOO = (
     "mt5",
     "umt5",
     "gemma3_text",
+    "jina_embeddings_v3",
 )  # whose tokenizers begin and end a text with <s> and </s>
 PLACES = {
     "blk.1.attn_k": "encoder.layer.1.attention.self.key",

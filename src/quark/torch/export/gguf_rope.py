@@ -22,6 +22,7 @@ DYNAMIC = (  # by the definition of its frequencies
 PROPORTIONAL, LONG = "proportional", "longrope"
 DIVIDED = ("llama3", PROPORTIONAL)  # kinds that are told by what frequencies are divided by
 PARTS = {"mimo_v2_flash": 0.334}  # of each head that are rotated where a configuration does not say; the others: whole
+UNSCALED = ("glm-dsa",)  # where linear scaling and YaRN gave other answers
 STILL = 1e30  # what a frequency is divided by that turns nothing
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -75,6 +76,8 @@ def add_rope(writer: Any, config: Any, row: Architecture) -> None:
     rope = rope_of(config)
     writer.add_rope_freq_base(float(rope["rope_theta"]))
     kind = rope.get("rope_type", "default")
+    if kind != "default" and row.name in UNSCALED:
+        raise ModelError(f"the rotary embedding is scaled by {kind!r}, which llama.cpp does otherwise in {row.name!r}")
     if kind == "linear" and row.yarn_unit:
         raise ModelError(
             f"the rotary embedding is scaled by 'linear', which llama.cpp takes for 'yarn' in {row.name!r}"

@@ -22,7 +22,7 @@ from quark.torch.export.gguf_numbers import (
     sparse_first,
 )
 from quark.torch.export.gguf_row import Architecture
-from quark.torch.export.gguf_states import EPS, MOE, SHARED, STATES
+from quark.torch.export.gguf_states import ABSORBED, EPS, MOE, SHARED, STATES
 
 BIASES = (  # keys with which layers have biases, or see what follows
     "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "bias", "conv_bias", "use_conv_bias",
@@ -207,6 +207,7 @@ ARCHITECTURES = {
     "nomic_bert": replace(
         BERT, name="nomic-bert", activations=("silu",), fixed={}, encoder=("NomicBertModel",), also="bert"
     ),
+    "jina_embeddings_v3": replace(BERT, name="jina-bert-v3", encoder=("JinaEmbeddingsV3Model",), also="bert", fixed={}),
     "eurobert": Architecture("eurobert", encoder=("EuroBertModel",), constants=NOT_CAUSAL),
     "modernbert": Architecture(
         "modern-bert",
@@ -279,6 +280,24 @@ ARCHITECTURES = {
                 "original_max_position_embeddings", config.max_position_embeddings
             )
         },
+    ),
+    "glm_moe_dsa": Architecture(
+        "glm-dsa",
+        expert_length=MOE,
+        gating="SIGMOID",
+        small_eps=EPS,
+        numbers={
+            **LATENT,
+            "index_n_heads": "add_indexer_head_count",
+            "index_head_dim": "add_indexer_key_length",
+            "index_topk": "add_indexer_top_k",
+        },
+        fixed={
+            "indexer_types": lambda config: ["full"] * config.num_hidden_layers,
+            "max_position_embeddings": lambda config: min(config.max_position_embeddings, (1 << 20) - 1),  # else shared
+        },
+        derived={**ABSORBED, "add_head_count_kv": always(1), "add_leading_dense_block_count": dense_first},
+        split=changes.ABSORBED,
     ),
     "minicpm3": Architecture(
         "minicpm3",
