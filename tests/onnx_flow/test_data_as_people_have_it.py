@@ -15,9 +15,11 @@ import onnx
 import pytest
 from tests.onnx_flow import models
 
-from quark.cli import main
+from quark.cli import main, quantization
 from quark.config.plan_diff import read_plan
-from quark.errors import DataError
+from quark.errors import DataError, OutputError
+from quark.files import outputs
+from quark.files.lock import working_on
 from quark.onnx import DatasetReader, ModelQuantizer, PathDataReader, Preprocessing, QConfig, image_files
 from quark.onnx.data import RandomDataReader
 from quark.onnx.data_layout import looked_at
@@ -348,6 +350,36 @@ def test_how_pictures_were_read_lies_beside_the_model(tmp_path: Path, capsys: py
             read_beside(Path(made))
     assert main([*words]) != 0, "a file that is not ours stays"
     assert beside.read_text() == "size: [3]"
+
+
+def test_two_commands_add_to_what_lies_beside_their_models_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held from reading to replacing: the section of the one that was published between was lost."""
+    network = models.model(
+        "g (float[N, 3, 4, 4] image) => (float[N, 2, 4, 4] y) { y = Conv (image, w) }", {"w": models.normal(2, 3, 1, 1)}
+    )
+    onnx.save(network, tmp_path / "m.onnx")
+    picture(tmp_path / "data" / "0.png", (40, 200, 90), (4, 4))
+    held = []
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            if function is text_of or any(place == tmp_path / FILE for _, place, _ in given[0]):
+                with pytest.raises(OutputError, match="another process works"), working_on(tmp_path / FILE, "it"):
+                    pass
+                held.append(function)
+            return function(*given)
+
+        return call
+
+    for module, name in ((quantization, "text_of"), (outputs, "_publish")):
+        monkeypatch.setattr(module, name, watched(getattr(module, name)))
+    words = ["onnx", "quantize", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "data"), "--no-check", "-o"]
+    assert main([*words, str(tmp_path / "q.onnx")]) == 0
+    assert len(held) == 2
+    with working_on(tmp_path / FILE, "it"):
+        pass  # let go
 
 
 def test_models_of_one_folder_keep_their_own_preprocessing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,6 +24,7 @@ from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_
 from quark.config.job import Job
 from quark.dataclass import dataclass
 from quark.errors import DataError, NoSamplesError, check_name
+from quark.files.lock import turn_on
 from quark.files.outputs import Output, drafts
 from quark.numerics.formats import Int
 from quark.onnx import Config, ModelQuantizer, get_default_config
@@ -117,7 +119,7 @@ def run(request: Quantize) -> None:
     measured = shown is not None and (request.check or report is not None)
     demands.check_met(measured)
     start = time.perf_counter()
-    with drafts(_outputs(request) | beside) as paths:
+    with ExitStack() as turn, drafts(_outputs(request) | beside) as paths:
         written = replace(request, output=paths["output"])
         try:
             result = ModelQuantizer(config).run(request.model, written.output, looked_at(samples), plan=given)
@@ -132,10 +134,11 @@ def run(request: Quantize) -> None:
         verdict = _verdict(written, request.output, settings, result, done, samples)
         if request.plan:
             write_text(result.plan.to_json(), paths["plan"])
-        if pictures is not None:
-            write_text(text_of(pictures, request.output, request.model), paths[FILE])
         if report and done:
             write_page(page(written, request.output, result, done, verdict), paths["report"])
+        if pictures is not None:  # other commands add their sections to the same file
+            turn.enter_context(turn_on(beside[FILE].path))
+            write_text(text_of(pictures, request.output, request.model), paths[FILE])
     if request.json:
         print_json(facts(request, result, seconds, done, verdict))
     else:

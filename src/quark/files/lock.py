@@ -6,6 +6,7 @@ Locks are the system's (``flock``, on Windows ``LockFile``), so that those of a 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -88,12 +89,31 @@ def working_on(path: Path | None, name: str) -> Iterator[None]:
     handle = _held(lock)
     if handle is None:
         raise OutputError(f"{name} {str(path)!r}: another process works on it; wait for it, or name another file")
+    with _let_go(lock, handle):
+        yield
+
+
+@contextmanager
+def turn_on(path: Path) -> Iterator[None]:
+    """Wait for ``path``, a file to which several processes add, and hold it: between reading and replacing it."""
+    place = Path(os.path.realpath(path))
+    lock = place.with_name(f".{place.name}.lock")
+    while (handle := _held(lock)) is None:
+        time.sleep(0.02)
+    with _let_go(lock, handle):
+        yield
+
+
+@contextmanager
+def _let_go(lock: Path, handle: int) -> Iterator[None]:
+    """Remove a locked file when the block ends."""
     try:
         yield
     finally:
-        if os.name == "nt":  # an open file cannot be removed there
+        if os.name == "nt":  # an open file cannot be removed there, nor one that somebody else has taken meanwhile
             os.close(handle)
-        lock.unlink(missing_ok=True)
+        with suppress(PermissionError):
+            lock.unlink(missing_ok=True)
         if os.name != "nt":
             os.close(handle)
 
