@@ -24,9 +24,12 @@ LEFT = {
     "llama-embed": "a Llama that looks both ways, which transformers has as code of checkpoints",
     "nemotron_h": "written as `nemotron_h_moe`, which llama.cpp reads without experts too",
     "deepseek2-ocr": f"{OPEN}: transformers has its language model within `deepseek_ocr2` only",
-    "chameleon": f"{OPEN}: norms of heads with weights of their own, tokens of pictures",
-    "dbrx": f"{OPEN}: experts of a layer are one matrix, and transformers makes none with its own defaults",
-    "step35": f"{OPEN}: transformers has it within `step3p7` only",
+    "chameleon": "llama.cpp gives the words 4 to 8195, of pictures, no probability: its answers are others by intent",
+    "dbrx": (
+        f"{OPEN}: the experts of a layer are one matrix, which stays float here, 97 % of the weights; and transformers "
+        "makes none with its own defaults"
+    ),
+    "step35": f"{OPEN}: transformers has it within `step3p7` only, with other counts of heads in layers with a window",
     "t5": (
         "llama.cpp's server ends its process (`llama_encode must be called first`), so no answer can be compared; the "
         "encoder alone is written (`t5encoder`)"

@@ -412,6 +412,13 @@ WRONG = [  # each was answered otherwise by llama.cpp, or not loaded (tests/cons
         {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.25}, "full_attention": {}}},
         "rotary embedding of sliding layers is {'partial_rotary_factor': 0.25}",
     ),
+    *(
+        ("olmo3", {"rope_parameters": {"sliding_attention": local, "full_attention": {"rope_theta": 1e4}}}, sentence)
+        for local, sentence in (
+            ({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, "no file for llama.cpp says it"),
+            ({"rope_theta": 5e5}, "llama.cpp has rope_theta 10000 in 'olmo2'"),
+        )
+    ),
     ("kimi_linear", {"linear_num_heads": 2}, "linear_num_heads is 2"),
     ("glm_moe_dsa", {"indexer_types": ["full", "shared"]}, "indexer_types is"),
     ("glm_moe_dsa", {"max_position_embeddings": 1 << 20}, "max_position_embeddings is 1048576"),

@@ -128,18 +128,26 @@ def check_layers(config: Any, row: Architecture) -> None:
     large = {"gemma2": 46, "gemma3": 62}.get(name) == config.num_hidden_layers  # those of 27 B
     if scalar is not None and scalar != (config.hidden_size / heads if large else head_size(config)):
         raise ModelError(f"query_pre_attn_scalar is {scalar}, which llama.cpp does not have in {name!r} of this size")
-    local = local_rope(config)
-    part = part_of(rope_of(config), config) if row.partial else 1.0
-    plain = (local.get("rope_type", "default"), part_of(local, config)) == ("default", part)
-    if (row.around or name in ("gemma3n", "gemma4", "mimo2")) and local and not plain:
+    check_local_rope(config, row)
+
+
+def check_local_rope(config: Any, row: Architecture) -> None:
+    """Layers that see a window turn their heads as llama.cpp does: by no scaling, and as far as the others.
+
+    Raises:
+        ModelError: they turn them otherwise.
+    """
+    local, full = local_rope(config), rope_of(config)
+    if not local:
+        return
+    part = part_of(full, config) if row.partial else 1.0
+    if (local.get("rope_type", "default"), part_of(local, config)) != ("default", part):
         raise ModelError(f"the rotary embedding of sliding layers is {local}, and no file for llama.cpp says it")
-    if (
-        name in ("gemma3", "gemma-embedding")
-        and local
-        and (local.get("rope_theta"), local.get("rope_type", "default")) != (1e4, "default")
-    ):
+    theta = 1e4 if row.name in ("gemma3", "gemma-embedding") else full["rope_theta"]
+    told = row.around or "add_rope_freq_base_swa" in row.derived
+    if not told and local.get("rope_theta", theta) != theta:
         raise ModelError(
-            f"the rotary embedding of sliding layers is {local}; llama.cpp has rope_theta 10000 in {name!r}"
+            f"the rotary embedding of sliding layers is {local}; llama.cpp has rope_theta {theta:g} in {row.name!r}"
         )
 
 

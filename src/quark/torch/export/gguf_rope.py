@@ -21,7 +21,9 @@ DYNAMIC = (  # by the definition of its frequencies
 )
 PROPORTIONAL, LONG = "proportional", "longrope"
 DIVIDED = ("llama3", PROPORTIONAL)  # kinds that are told by what frequencies are divided by
-PARTS = {"mimo_v2_flash": 0.334}  # of each head that are rotated where a configuration does not say; the others: whole
+PARTS = {
+    "mimo_v2_flash": 0.334
+}  # of each head that are rotated where neither it nor a scaling is told; the others: whole
 UNSCALED = ("glm-dsa",)  # where linear scaling and YaRN gave other answers
 STILL = 1e30  # what a frequency is divided by that turns nothing
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -57,7 +59,8 @@ def rotated_size(config: Any) -> int:
 def part_of(rope: dict[str, Any], config: Any) -> float:
     """The part of each head that is rotated."""
     told = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
-    return float(PARTS.get(getattr(config, "model_type", ""), 1.0) if told is None else told)
+    plain = rope.get("rope_type", "default") == "default"
+    return float((PARTS.get(getattr(config, "model_type", ""), 1.0) if plain else 1.0) if told is None else told)
 
 
 def local_rope(config: Any) -> dict[str, Any]:
