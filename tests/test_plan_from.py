@@ -142,8 +142,8 @@ def test_an_edited_plan_of_a_graph_is_carried_out(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A8W8_CPU", "A16W8", "BFP16", "S8S8_AAWS", "with settings"])
-def test_a_plan_that_was_made_makes_the_same_model(preset: str) -> None:
-    """With the ranges and scales that it has then, which are found anew."""
+def test_a_plan_that_was_made_makes_the_same_model(preset: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With the ranges and scales that it has then, which are found anew; what was edited in them is told."""
     searched = {"WeightCalibrateMethod": "MinMSE", "MinMSEModeFloatScale": "Percentile"}
     preset, options = ("A8W8", searched) if preset == "with settings" else (preset, {})
     config = get_default_config(preset)
@@ -154,6 +154,17 @@ def test_a_plan_that_was_made_makes_the_same_model(preset: str) -> None:
     assert any(one.spec.settings for one in first.plan) == bool(options)
     again = quantizer.run(models.cnn(), plan=Plan.from_json(first.plan.to_json()))
     assert again.proto == first.proto and again.plan.to_json() == first.plan.to_json()
+    assert "found anew" not in caplog.text
+    for key, value in (("range", [-77.0, 78.0]), ("scale", 7.5)):
+        edited = json.loads(first.plan.to_json())
+        rows = [one for one in edited["tensors"] if one["role"] == "activation" and one[key] is not None]
+        for one in rows[1:2]:
+            one[key] = value
+            caplog.clear()
+            changed = quantizer.run(models.cnn(), plan=Plan.from_json(json.dumps(edited)))
+            assert changed.proto == first.proto
+            assert f"those of 1 tensors are others than the file's ({one['name']!r}: {key} " in caplog.text
+        assert rows or preset == "BFP16"
 
 
 TORCH: dict[str, tuple[Edit, str]] = {

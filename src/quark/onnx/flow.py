@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ from quark.onnx.evaluation import check_evaluation, evaluate, kept_for_evaluatio
 from quark.onnx.explain import attach
 from quark.onnx.fingerprint import journal_of
 from quark.onnx.first_run import first_kept, first_run, first_sample, told
-from quark.onnx.follow import follow
+from quark.onnx.follow import follow, tell_others
 from quark.onnx.forecast import written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
@@ -163,7 +163,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             mode.set_parameters(model, plan, ranges, job.options)
             prepared.reports.extend(_exact_lstms(model, plan, job, reader))
         with _timed(seconds, "adapt"):
-            prepared.reports.extend(adapt_and_tell(model, plan, job, reader) if job.mode == "static" else [])
+            prepared.reports.extend(_adapted(model, plan, job, reader))
             weak = ranked(of_plan(model, plan), weak_inside(bodies))
         with _timed(seconds, "tune"):
             prepared.reports.extend(tune(model, plan, context))
@@ -222,6 +222,13 @@ def _bodies(model: ir.Model, context: JobContext) -> Made:
         return Made()
     reader = samples_of(model, job.options, context.reader) if job.mode == "static" else None
     return quantize_bodies(model, replace(context, reader=reader), choose_inside)
+
+
+def _adapted(model: ir.Model, plan: Plan, job: Job, reader: Any) -> Sequence[PassReport]:
+    """What the target asks of scales; then they are final, and what a given plan has otherwise is told."""
+    reports = adapt_and_tell(model, plan, job, reader) if job.mode == "static" else []
+    tell_others(plan, job.plan)
+    return reports
 
 
 def _exact_lstms(model: ir.Model, plan: Plan, job: Job, reader: Any) -> list[PassReport]:

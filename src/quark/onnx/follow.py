@@ -11,6 +11,7 @@ Not handled: dynamic quantization and MatMulNBits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,7 @@ from quark.onnx.qdq.biases import refit
 from quark.onnx.qdq.floats import note_floats
 from quark.onnx.qdq.node_kinds import opsets_of_row, roundings
 
+_log = logging.getLogger(__name__)
 REASON = "the plan that was given"
 REAL = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 #: The built-in methods by which constants are searched, on all their values.
@@ -71,6 +73,36 @@ def follow(model: ir.Model, decided: Plan, job: Job) -> Plan:
         refuse(name, f"{plan.floats[name]}; leave it out")
     note_floats(model, plan)
     return plan
+
+
+def tell_others(plan: Plan, given: Plan | None) -> None:
+    """Say where the file has other ranges or scales than were found, since those of the file change nothing.
+
+    Those of tensors with a ``spec`` that was edited, and of biases, follow from what was edited.
+    """
+    rows = {row.name: row for row in given or () if row.given is None and row.role != "bias"}
+    made = {name: plan.tensors[name] for name in rows if name in plan.tensors}
+    texts = {name: _other(rows[name], one) for name, one in made.items() if one.reason != REASON}
+    others = [f"{name!r}: {text}" for name, text in texts.items() if text]
+    if others:
+        _log.warning(
+            "--plan-from: ranges and scales are found anew; those of %d tensors are others than the file's "
+            "(%s). What is to be kept stands in 'given', as scale and zero point",
+            len(others),
+            others[0],
+        )
+
+
+def _other(row: TensorPlan, made: TensorPlan) -> str:
+    """What the file has and what was found, in words; empty where they are one."""
+    for name, told, found in (("range", row.range, made.range), ("scale", row.scale, made.scale)):
+        if told is None or found is None:
+            continue
+        sides = [np.asarray(side, np.float64) for side in (told, found)]
+        if sides[0].shape != sides[1].shape or not np.allclose(*sides, rtol=1e-5, atol=0.0):
+            words = [" to ".join(f"{one:.6g}" for one in side.ravel()[:2]) for side in sides]
+            return f"{name} {words[0]} in the file, {words[1]} found"
+    return ""
 
 
 def _values(model: ir.Model) -> list[ir.Value]:
