@@ -98,9 +98,9 @@ def _other(row: TensorPlan, made: TensorPlan) -> str:
     for name, told, found in (("range", row.range, made.range), ("scale", row.scale, made.scale)):
         if told is None or found is None:
             continue
-        sides = [np.asarray(side, np.float64) for side in (told, found)]
-        if sides[0].shape != sides[1].shape or not np.allclose(*sides, rtol=1e-5, atol=0.0):
-            words = [" to ".join(f"{one:.6g}" for one in side.ravel()[:2]) for side in sides]
+        old, new = (np.asarray(side, np.float64) for side in (told, found))
+        if old.shape != new.shape or not np.allclose(old, new, rtol=1e-5, atol=0.0):
+            words = [" to ".join(f"{one:.6g}" for one in side.ravel()[:2]) for side in (old, new)]
             return f"{name} {words[0]} in the file, {words[1]} found"
     return ""
 
