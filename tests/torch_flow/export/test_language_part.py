@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.consumers import tiny
 from tests.torch_flow.export.test_gguf import bpe, read  # noqa: F401
+from tests.torch_flow.export.test_gguf_architectures import network
 from tests.torch_flow.export.test_reload import layer, quantized
 from torch import nn
 
@@ -23,7 +24,7 @@ from quark.torch.export.language_part import UNSCALED, language_part
 from quark.torch.quantization.config.config import Int4PerGroupSpec, QConfig
 
 gguf = pytest.importorskip("gguf")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 FAMILIES = (
     "gemma3",
@@ -117,3 +118,25 @@ def test_a_file_holds_the_codes_of_the_language_model_and_names_what_is_left(
 def test_norms_of_qwen2_vl_have_no_epsilon_there(bpe: Path, tmp_path: Path) -> None:  # noqa: F811
     with pytest.raises(ModelError, match="rms_norm_eps is 1e-05"):
         export_gguf(small("qwen2_vl"), tmp_path, "qwen2_vl", bpe)
+
+
+def test_gemma3n_without_its_towers_is_the_language_model(
+    bpe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """Its tower of pictures needs a library that is not there."""
+    from transformers.models.gemma3n import modeling_gemma3n as code
+
+    text, made = network("gemma3n_text"), code.AutoModel.from_config
+    monkeypatch.setattr(
+        code.AutoModel,
+        "from_config",
+        lambda config: made(config) if config.model_type == "gemma3n_text" else torch.nn.Identity(),
+    )
+    whole = transformers.Gemma3nForConditionalGeneration(
+        transformers.Gemma3nConfig(text_config=text.config.to_dict())
+    ).eval()
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    for model, name in ((text, "gemma3n_text"), (whole, "gemma3n")):
+        export_gguf(model, tmp_path, name, bpe, weight_type="F32", float_type="F32")
+    one, other = (read(tmp_path / f"{name}.gguf")[1] for name in ("gemma3n_text", "gemma3n"))
+    assert one.keys() == other.keys() and all((one[key].data == other[key].data).all() for key in one)
