@@ -100,6 +100,28 @@ def test_without_a_sample_generated_values_serve_and_otherwise_it_says_so() -> N
     assert report.fired == 0 and report.refused[0].startswith("not run: there is no sample")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("r = Dropout (h, half, train) y = MatMul (r, w)", "'n1' (Dropout) draws them; the float model's outputs"),
+        ("r = RandomUniformLike (h) y = Add (h, r)", "'n1' (RandomUniformLike) draws them"),
+        ("r = Dropout (h, half, eval) y = MatMul (r, w)", ""),
+        ("r = Dropout (h) y = MatMul (r, w)", ""),
+    ],
+)
+def test_a_model_that_draws_random_numbers_is_said_to(text: str, said: str) -> None:
+    """One left in training mode was "lost" under every preset, and nothing else was said."""
+    stored = {"w": models.normal(4, 4), "half": np.array(0.5, np.float32)}
+    stored |= {"train": np.array(True), "eval": np.array(False)}
+    model = models.model(f"g (float[4, 4] x) => (float[4, 4] y) {{ h = MatMul (x, w) {text} }}", stored, 17)
+    for number, node in enumerate(model.graph.node):
+        node.name = f"n{number}"
+    result = quantizer("A8W8", UseRandomData=True).run(model)
+    (report,) = [one for one in result.passes if one.name == NAME]
+    assert report.fired == 1 and len(report.refused) == bool(said)
+    assert not said or (said in report.refused[0] and ("for inference" in report.refused[0]) == ("Dropout" in said))
+
+
 ENDLESS = """g (float[4, 4] x) => (float[4, 4] y) { h = MatMul (x, w)
     y = Loop (, t, h) <body = b (int64 i, bool c, float[4, 4] s) => (bool d, float[4, 4] o) {
         q = ReduceMax <keepdims = 0> (s) e = Greater (q, far) d = Not (e) o = Relu (s) }> }"""

@@ -33,6 +33,9 @@ from quark.onnx.graph.pieces import WHOLE, Pieces, open_in_pieces
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import run_in_time, unknown_operator
 from quark.onnx.graph.session import COPIED, RUNTIME_ERRORS, Light, quiet_options
+from quark.onnx.graph.surgery import all_nodes, name_of
+from quark.onnx.passes.constants import trains
+from quark.onnx.passes.fold_constants import RANDOM
 from quark.reading import reason_of
 
 Feed = Mapping[str, np.ndarray]
@@ -272,6 +275,16 @@ def _halved(array: np.ndarray, axis: int) -> np.ndarray:
     return np.ascontiguousarray(array.take(range((array.shape[axis] + 1) // 2), axis))
 
 
-def told(reason: str) -> PassReport:
-    """The line of the summary."""
-    return PassReport(NAME, 0 if reason else 1, (f"not run: {reason}",) if reason else ())
+def told(reason: str, model: ir.Model) -> PassReport:
+    """The line of the summary, and one where the model draws random numbers: figures of it say nothing."""
+    said = [f"not run: {reason}"] if reason else []
+    if draws := next(filter(_is_random, all_nodes(model)), None):
+        why = "the float model's outputs, too, differ from run to run, and figures of accuracy say nothing"
+        cure = "; export the model for inference" if draws.op_type == "Dropout" else ""
+        said.append(f"random numbers: {name_of(draws)!r} ({draws.op_type}) draws them; {why}{cure}")
+    return PassReport(NAME, 0 if reason else 1, tuple(said))
+
+
+def _is_random(node: ir.Node) -> bool:
+    """Whether a node draws numbers, other ones in every run."""
+    return not node.domain and (node.op_type in RANDOM or (node.op_type == "Dropout" and trains(node)))

@@ -172,7 +172,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
         with _timed(seconds, "run"):
             tried = partial(first_run, model, source=model_input, reader=reader, job=job)
             proto, idle = _publish(model, model_output, job, tried)
-            prepared.reports.append(told(idle))
+            prepared.reports.append(told(idle, model))
             opened.journal.settle()
     made = proto if model_output is None else Path(model_output)
     learnt = (weak, _metrics(model_input, made, job, given), mixed, counted.samples, opened.bytes, made, shares)

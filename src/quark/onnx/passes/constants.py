@@ -98,7 +98,7 @@ def _passes_through(node: ir.Node) -> bool:
     return judge is not None and judge(node)
 
 
-def _trains(node: ir.Node) -> bool:
+def trains(node: ir.Node) -> bool:
     """Dropout trains where its third input says so, or may say so."""
     switch = input_at(node, 2)
     if switch is None:
@@ -125,7 +125,7 @@ def _takes_all(node: ir.Node) -> bool:
 #: Operator -> whether a node of it hands its first input on as it is.
 PASSES_THROUGH: dict[str, Callable[[ir.Node], bool]] = {
     "Identity": lambda node: True,
-    "Dropout": lambda node: not _trains(node),
+    "Dropout": lambda node: not trains(node),
     "Cast": _keeps_type,
     "Slice": _takes_all,
 }

@@ -35,20 +35,10 @@ from quark.onnx.graph.surgery import (
 
 SMALL = 64 * 1024
 """Bytes that a result may have even when it is larger than what it is made from."""
-LEFT_ALONE = frozenset(
-    {
-        "Bernoulli",
-        "Constant",
-        "DequantizeLinear",
-        "DynamicQuantizeLinear",
-        "Multinomial",
-        "QuantizeLinear",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
+RANDOM = frozenset(
+    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
 )
+LEFT_ALONE = RANDOM | {"Constant", "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"}
 
 
 def run(model: ir.Model) -> PassReport:
