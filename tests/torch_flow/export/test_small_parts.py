@@ -574,6 +574,8 @@ def test_what_is_unpacked_is_frozen_and_computes_the_same(tmp_path: Path) -> Non
         (["a.safetensors", "b.safetensors"], "2 safetensors files and no index"),
         (["pytorch_model.bin"], r"no safetensors file; pytorch_model.bin may hold pickled weights"),
         (["a.safetensors.index.json", "b.safetensors.index.json"], "has 2 indexes"),
+        (["b.safetensors", "a.safetensors", "a.safetensors.index.json"], "two models: 'a.safetensors', and what"),
+        (["a.safetensors", "b.safetensors.index.json"], None),
     ],
 )
 def test_which_files_hold_the_weights(names: list[str], told: str | None, tmp_path: Path) -> None:
@@ -581,7 +583,7 @@ def test_which_files_hold_the_weights(names: list[str], told: str | None, tmp_pa
         if name.endswith(".safetensors"):
             save_file({name[0]: torch.zeros(1)}, tmp_path / name)
         else:
-            (tmp_path / name).write_text("{}")
+            (tmp_path / name).write_text(json.dumps({"weight_map": {names[0][0]: names[0]}}))
     if told is None:
         assert checkpoint.weight_files(tmp_path) == {"a.safetensors": ("a",)}
         return

@@ -113,7 +113,9 @@ def facts(card: Card) -> str:
         "scheme": f"`{card.scheme}`: {card.words}",
         "format": FORMATS[card.format].title,
         "stay float": floats,
-        "calibration": f"{card.calibration}, {card.windows} windows" if card.calibration else None,
+        "calibration": f"{card.calibration}, {card.windows} window{'s' * (card.windows != 1)}"
+        if card.calibration
+        else None,
         "perplexity": measured,
         "size": f"{file_size(before)} → {file_size(after)}",
         "made with": f"openquark {__version__}",

@@ -107,14 +107,19 @@ def weight_files(folder: Path) -> dict[str, tuple[str, ...]]:
         names = ", ".join(sorted(path.name for path in indexes))
         raise ModelError(f"{str(folder)!r} has {len(indexes)} indexes ({names})")
     if indexes:
-        return indexed_files(folder, indexes[0])
+        found, whole = indexed_files(folder, indexes[0]), indexes[0].name.removesuffix(".index.json")
+        if whole not in found and (folder / whole).exists():  # transformers reads it, vLLM what the index names
+            raise ModelError(
+                f"{str(folder)!r} holds two models: {whole!r}, and what {indexes[0].name!r} names; delete one of them"
+            )
+        return found
     files = list(folder.glob(f"*{SUFFIX}"))
     if len(files) != 1:
         check_no_adapter(folder)  # whose weights are the second file
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         hint = f"; {', '.join(pickles)} may hold pickled weights, which are never loaded" if pickles else ""
-        found = f"{len(files)} safetensors files and no index" if files else "no safetensors file"
-        raise ModelError(f"{str(folder)!r} has {found}{hint}")
+        there = f"{len(files)} safetensors files and no index" if files else "no safetensors file"
+        raise ModelError(f"{str(folder)!r} has {there}{hint}")
     return {files[0].name: tuple(names_in(files[0]))}
 
 
