@@ -78,3 +78,37 @@ def test_what_else_is_added_is_no_mask(body: str) -> None:
         models.model(f"g (float[8,8] x, float[8,8] z) => (float y{more}) {{ {body} }}", {"w": models.normal(8, 8)})
     )
     assert mask_inputs(model) == set() and added_masks(model) == set()
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        "n1 = Unsqueeze(n, one) c = Less(places, n1)",
+        "n1 = Mul(n, two) n2 = Unsqueeze(n1, one) c = GreaterOrEqual(places, n2)",
+        "r = Range(zero, twenty, step) n1 = Unsqueeze(n, one) c = Greater(n1, r)",
+    ],
+)
+def test_lengths_are_not_rounded(bound: str) -> None:
+    """A length of 17 that becomes 16.97 leaves a value out."""
+    text = f"""g (float[2,20,8] x, float[2] n) => (float[2,20] m, float y) {{ {bound}
+        m = Cast<to = 1>(c) m1 = Unsqueeze(m, two_axes) h = MatMul(x, w) y = Mul(h, m1) }}"""
+    numbers = {
+        "one": np.array([1]),
+        "two": np.array(0.5, np.float32),
+        "two_axes": np.array([2]),
+        "w": models.normal(8, 8),
+    }
+    numbers |= {"places": np.arange(20, dtype=np.float32), "zero": np.array(0, np.float32)}
+    numbers |= {"twenty": np.array(20, np.float32), "step": np.array(1, np.float32)}
+    read = {name: array for name, array in numbers.items() if f"{name})" in text or f"{name}," in text}
+    proto, generator = models.model(text, read, 17), np.random.default_rng(0)
+    samples = [
+        {"x": generator.standard_normal((2, 20, 8)).astype(np.float32), "n": np.array([20, count], np.float32)}
+        for count in range(3, 20)
+    ]
+    for preset in ("A8W8", "A16W8", "XINT8"):
+        made = ModelQuantizer(configuration(preset)).quantize_model(proto, None, samples)
+        assert made is not None
+        for sample in samples:
+            wanted, found = (opened(one).run(["m"], sample)[0] for one in (proto, made))
+            np.testing.assert_array_equal(wanted, found)

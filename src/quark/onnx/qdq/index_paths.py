@@ -4,9 +4,11 @@
     scores → TopK → Unsqueeze → Expand → GatherElements(indices)        a choice
     layer → Mul → Add → Floor → Cast → Gather(indices)                  a place that a layer computes
     layer → Mul → Sub → GridSample(grid)                                the same, between the pixels
+    lengths → Unsqueeze → Less(0, 1, 2, …)                              how much of a sample counts
 
 Found by walking back from the inputs that take such numbers. The walk ends where values become discrete: what leads to
-a TopK, an ArgMax or a comparison is data, and a query-based detector is nothing else but data that leads to a TopK.
+a TopK, an ArgMax or a comparison (but with successive numbers) is data, and a query-based detector is nothing else but
+data that leads to a TopK.
 Among floats it goes on through arithmetic alone, and everywhere it ends at a layer, whose result is data by definition.
 """
 
@@ -14,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import bodies, input_at, is_constant
+from quark.onnx.graph.surgery import bodies, constant_array, input_at, is_constant
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 
@@ -70,6 +73,7 @@ MAKES_DISCRETE = frozenset(
         "Unique",
     ]
 )
+COMPARES = frozenset(["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
 #: Operators that float numbers of shapes and places go through.
 ARITHMETIC = MOVES_VALUES | frozenset(
     [
@@ -114,8 +118,26 @@ def computes_shapes(model: ir.Model) -> set[ir.Node]:
 def _places(model: ir.Model) -> Iterator[ir.Value]:
     """The values that are read as shapes, sizes, indices or coordinates."""
     for node in model.graph.all_nodes():
-        found = (input_at(node, position) for position in place_positions(node))
+        found = [input_at(node, position) for position in place_positions(node)]
+        if node.op_type in COMPARES and any(_counts(value) for value in node.inputs):
+            found += node.inputs
         yield from (value for value in found if value is not None)
+
+
+def _counts(value: ir.Value | None) -> bool:
+    """Whether a tensor, or what it is moved from, is a row of successive numbers, with which lengths are compared."""
+    while value is not None and not is_constant(value):
+        maker = value.producer()
+        if maker is None or maker.op_type not in MOVES_VALUES:
+            return maker is not None and maker.op_type == "Range"
+        value = maker.inputs[0]
+    numbers = constant_array(value)
+    return (
+        numbers is not None
+        and numbers.dtype.kind in "iuf"
+        and numbers.size > 1
+        and bool((np.diff(numbers.ravel()) == 1).all())
+    )
 
 
 def place_positions(node: ir.Node) -> tuple[int, ...]:
