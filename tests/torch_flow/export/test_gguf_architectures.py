@@ -332,6 +332,13 @@ def test_scales_that_the_command_rounds_to_float16_waste_no_codes(
             export_gguf(import_model_from_safetensors(None, tmp_path / "codes"), tmp_path / "again", "llama", bpe)
 
 
+@pytest.mark.parametrize(("family", "heads"), [("mimo_v2_flash", [2, 4, 4, 2]), ("kimi_linear", [0, 0, 1])])
+def test_heads_of_keys_are_told_layer_by_layer(family: str, heads: list[int], bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    export_gguf(network(family), tmp_path, family, bpe, weight_type="F16")
+    fields = read(tmp_path / f"{family}.gguf")[0]
+    assert fields[f"{ARCHITECTURES[family].name}.attention.head_count_kv"] == heads
+
+
 @pytest.mark.parametrize("family", TURNED_KEYS)
 def test_keys_of_what_is_latent_are_turned_and_take_no_codes(family: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
     model = network(family)
@@ -353,6 +360,7 @@ def test_gemma3n_has_rows_of_all_words_stacked_matrices_and_unread_keys(bpe: Pat
     sizes = {**SIZES, "num_hidden_layers": 21, "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     config = transformers.Gemma3nTextConfig(**sizes, num_kv_shared_layers=1, vocab_size_per_layer_input=250)
     model = transformers.Gemma3nForCausalLM(config)
+    model.model.embed_tokens_per_layer.weight.data[0] = 0.5
     export_gguf(model, tmp_path, "gemma3n_text", bpe, weight_type="F32", float_type="F32")
     tensors = read(tmp_path / "gemma3n_text.gguf")[1].items()
     found = {name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for name, tensor in tensors}
