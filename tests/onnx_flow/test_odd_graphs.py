@@ -47,7 +47,8 @@ def test_integers_everywhere(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ODD if name.startswith("mask by")])
 def test_a_mask_that_is_moved_stays_float(name: str) -> None:
     """No scale covers infinity, and presets for compilers quantize what only moves values, too."""
-    check(name, "A8W8")
+    for preset in ("A8W8", "UINT8_DYNAMIC_QUANT"):
+        check(name, preset)
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ from quark.onnx.graph.surgery import (
 )
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.angles import NoData
+from quark.onnx.qdq.masks import reads_mask
 from quark.onnx.qdq.selection import bound, passed_over
 
 Reason = str | None
@@ -92,6 +93,8 @@ def _conv(node: ir.Node, _: TensorSpec) -> Reason:
 
 
 def _gather(node: ir.Node, _: TensorSpec) -> Reason:
+    if reads_mask(node):
+        return "it takes values out of a mask, which no scale covers"
     table = _constant(node, 0) and _rank(node, 0) > 1 and int_attribute(node, "axis", 0) == 0
     return None if table else "it reads no rows of a constant table"
 
