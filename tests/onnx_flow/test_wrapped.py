@@ -44,6 +44,8 @@ CASES = [case for case in (*ZOO, *pass_models.TRIGGERS, "random 0", "random 1") 
 #: opset has no LayerNormalization.
 ENOUGH, COST, SHARED = 40.0, 3.0, 10.0
 SHARING = ("twice", "in_two_calls", "all_returned")
+#: Bodies keep their Transposes, and what is multiplied and added between them.
+OUTSIDE = ("channels_last", "A8W8_CPU")
 #: A Concat of unlike parts that is returned gives them one scale (AlignConcat): its parts are rounded once.
 ALIGNED = ("unlike_parts", "all_returned")
 
@@ -102,7 +104,7 @@ def check(case: str, dress: str, presets: tuple[str, ...]) -> None:
             assert "nothing in the model can be quantized" in told, (preset, wanted, found)
             continue
         lost = max((one - other for one, other in zip(wanted, found[: len(wanted)], strict=True)), default=0.0)
-        loose = dress in SHARING or dress.startswith("opset")
+        loose = dress in SHARING or dress.startswith("opset") or (case, preset) == OUTSIDE
         assert lost <= (SHARED if loose else COST), (preset, wanted, found)
 
 
