@@ -300,7 +300,8 @@ def test_tensors_without_values() -> None:
 
 
 @pytest.mark.parametrize("entry, own, told", [
-    ({"architectures": ["LlamaForCausalLM"]}, False, None),
+    ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, False, None),
+    ({"architectures": ["LlamaForCausalLM"]}, False, "names no model_type"),
     ({"architectures": ["Nothing"]}, False, r"names the architecture \['Nothing'\]"),
     ({"architectures": ["Nothing"]}, True, None),
     ({}, False, r"names the architecture \[\]"),
