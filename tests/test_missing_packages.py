@@ -32,6 +32,7 @@ def test_pytorch_needs_no_package_of_another_extra(tmp_path: Path) -> None:
     size = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
     made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**size, num_attention_heads=4))
     made.save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "tokenizer.json").write_text("{}")  # a GGUF file needs one
     script = SCRIPT.format(blocked=OTHERS, source=str(tmp_path / "m"))
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert [line for line in ran.stdout.splitlines() if line.startswith("code")] == ["code 0"] * 2 + ["code 1"] * 3

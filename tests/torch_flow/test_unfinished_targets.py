@@ -59,6 +59,7 @@ def test_another_job_does_not_take_it(
     format: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(models)
+    (models / "one" / "tokenizer.json").write_text("{}")  # a GGUF file needs one
     np.save(models / "ids.npy", np.arange(128).reshape(16, 8) % 8 + 1)
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()

@@ -77,7 +77,7 @@ def test_tokens_need_a_row_each(size: int) -> None:
 def test_axes_of_one_number_are_left_out_of_matrices(shape: tuple[int, ...], written: tuple[int, ...]) -> None:
     model = nn.Module()
     model.register_parameter("weight", nn.Parameter(torch.zeros(shape)))
-    row = SimpleNamespace(shifted=False)
+    row = SimpleNamespace(shifted=False, factor_of=lambda *_: None)
     choice: Any = SimpleNamespace(config=None, row=row, is_float=False, float_type="F32", type_of=lambda name: None)
     entry = gguf_tensors.entry_of("weight", ("weight", lambda x: x), model.weight, model, choice, FileLoss())
     assert entry.shape == written
@@ -90,7 +90,8 @@ def test_only_linear_layers_of_float_models_take_a_type(name: str, is_float: boo
     model = nn.ModuleDict({"fc": nn.Linear(32, 2), "lm_head": nn.Linear(32, 2), "words": nn.Embedding(2, 32)})
     model["norm"] = nn.LayerNorm(32)
     value = model.get_parameter(name)
-    row, types = SimpleNamespace(shifted=False, across={}), {"type_of": lambda name: "Q8_0"}
+    row = SimpleNamespace(shifted=False, across={}, factor_of=lambda *_: None, parts_of=lambda *_: {})
+    types = {"type_of": lambda name: "Q8_0"}
     choice: Any = SimpleNamespace(config=None, row=row, is_float=is_float, float_type="F16", **types)
     entry = gguf_tensors.entry_of(name, (name, lambda x: x), value, model, choice, FileLoss())
     assert entry.kind == ("F32" if value.dim() == 1 else "Q8_0" if name == "fc.weight" and is_float else "F16")
