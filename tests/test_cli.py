@@ -319,7 +319,7 @@ def test_the_last_lines_are_the_verdict(folder: Path, capsys: Capture) -> None:
     assert (
         "good" in last[0]
         and "8 samples of --eval-data" in last[0]
-        and "in integers and 100 % of the weights" in last[3]
+        and "99 % of the multiplications in integers and 100 % of the weights" in last[3]
     )
     assert quantize(folder, "--data", samples, "--json") == 0
     verdict = object_on(capsys)["verdict"]

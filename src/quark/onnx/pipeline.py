@@ -187,7 +187,7 @@ PREPARE = (
 BODY = tuple(
     step
     for step in PREPARE
-    if step.name.startswith(("optimize", "norm", "fold", "fuse", "convert_split", "convert_bn", "copy"))
+    if step.name.startswith(("optimize", "later", "norm", "fold", "fuse", "convert_split", "convert_bn", "copy"))
 )
 #: What happens to the quantized model before it is written.
 FINISH = (
