@@ -14,14 +14,14 @@ import numpy as np
 import onnx
 import pytest
 from tests.onnx_flow import models, pass_models
-from tests.onnx_flow.judged import answers, opened, sqnr
+from tests.onnx_flow.judged import answers, configuration, opened, sqnr
 from tests.onnx_flow.test_pass_table import model_of
 from tests.onnx_flow.test_passes import ZOO
 from tests.onnx_flow.wrapped import DRESSES
 from tests.pairs import thinned
 
 from quark.errors import QuarkError
-from quark.onnx import CalibMethod, Config, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, get_default_config
+from quark.onnx import CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.passes import quant_to_float
 from quark.onnx.quantization.config.algorithm import (
@@ -53,17 +53,10 @@ def plain(case: str, preset: str) -> list[float] | str:
     return quantized(model_of(case), models.feeds(model_of(case)), preset)
 
 
-def settings(preset: str) -> Config:
-    """The preset, but that nothing is left in float for speed: what is slower in integers may change with a dress."""
-    config = get_default_config(preset)
-    config.extra_options |= {"PrintSummary": False} | ({"FloatWhereFaster": False} if preset == "A8W8_CPU" else {})
-    return Config(config)
-
-
 def quantized(model: onnx.ModelProto, feed: Mapping[str, np.ndarray], preset: str) -> list[float] | str:
     """dB of every floating output; the error where the model is refused."""
     try:
-        made = ModelQuantizer(settings(preset)).quantize_model(model, None, [dict(feed)])
+        made = ModelQuantizer(configuration(preset)).quantize_model(model, None, [dict(feed)])
     except QuarkError as error:
         return str(error)
     assert made is not None
