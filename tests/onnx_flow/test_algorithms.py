@@ -8,6 +8,7 @@ import pytest
 from tests.onnx_flow import models
 from tests.onnx_flow import test_linear_algorithms as linear
 
+from quark.algorithms.rounders import ROUNDERS
 from quark.errors import ConfigError
 from quark.onnx import (
     AlgoConfig,
@@ -21,7 +22,6 @@ from quark.onnx import (
     QLayerConfig,
     XInt8Spec,
 )
-from quark.onnx.algorithms.gptq import ROUNDERS
 from quark.onnx.algorithms.stages import TRANSFORMS, TUNES
 from quark.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS, from_dict
 
@@ -56,7 +56,7 @@ NET = net()
 SAMPLES = [{"x": models.normal(1, 3, 8, 8, seed=seed)} for seed in range(16)]
 
 
-COLUMNWISE = tuple(kind.name for kind in ROUNDERS)
+COLUMNWISE = tuple(ROUNDERS)
 #: Algorithms for MatMul and Gemm have a network of such layers of their own: ``test_linear_algorithms``.
 LINEAR = (*COLUMNWISE, "awq", "quarot", "smooth_quant", "svdquant")
 

@@ -27,11 +27,11 @@ from quark.onnx import (
     QuantGranularity,
 )
 from quark.onnx.algorithms import nbits
-from quark.onnx.algorithms.gptq import ROUNDERS, grid_of, lost, on_grid
+from quark.onnx.algorithms.gptq import grid_of, lost, on_grid
 from quark.onnx.algorithms.moments import Moments, in_halves, summed
 from quark.onnx.quantization.config.tuners import algorithm
 
-WIDE, PAIRED = 32, (GPTAQConfig, QronosConfig)
+WIDE, PAIRED, KINDS = 32, (GPTAQConfig, QronosConfig), (GPTQConfig, GPTAQConfig, QronosConfig)
 INT4 = Int4Spec(quant_granularity=QuantGranularity.Channel)
 LAYER = QLayerConfig(Int8Spec(), weight=INT4)
 WEIGHTS = {"v": models.normal(WIDE, WIDE) * 0.3, "w": models.normal(WIDE, 24, seed=1)}
@@ -75,8 +75,7 @@ def test_a_layer_gets_the_weights_of_the_torch_flow(kind: type[AlgoConfig], monk
         sums.add(torch.from_numpy(reached), torch.from_numpy(wanted))
     made: list[Any] = []
     monkeypatch.setattr(torch_flow, "tune", lambda _, rounder, *rest, **named: made.append(rounder(sums)))
-    run = {GPTAQConfig: torch_flow.run_gptaq, QronosConfig: torch_flow.run_qronos}[kind]
-    run(None, getattr(config, kind.__name__)())  # type: ignore[arg-type]
+    torch_flow.run_columns(None, getattr(config, kind.__name__)())  # type: ignore[arg-type]
     grid = grid_of(result.plan.tensors["w"], WEIGHTS["w"]).transposed
     expected = made[0](SimpleNamespace(weight=torch.from_numpy(WEIGHTS["w"].T.copy()), grid=grid.map(torch.tensor)))
     np.testing.assert_allclose(second.T, expected.numpy(), atol=1e-6)
@@ -107,7 +106,7 @@ GROUPS = {"Bits": 4, "GroupSize": 16, "Symmetric": False}
 
 @pytest.mark.parametrize("options", [{}, {**NBITS, "MatMulNBitsParams": {"Algorithm": "GPTQ", **GROUPS}}])
 def test_the_float_inputs_are_used(options: dict[str, Any]) -> None:
-    plain, gptaq, qronos = (distance(quantized(kind(), **options).proto) for kind in ROUNDERS)
+    plain, gptaq, qronos = (distance(quantized(kind(), **options).proto) for kind in KINDS)
     assert gptaq != plain and qronos < 0.9 * plain
 
 
@@ -130,7 +129,7 @@ def test_few_bits_too_are_judged_by_the_float_inputs(kind: type[AlgoConfig], mon
     assert np.abs(seen.cross - seen.hessian).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", ROUNDERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_layers_that_are_not_named_are_rounded_to_nearest_in_few_bits(kind: Any) -> None:
     def fired(*names: str) -> int:
         parameters = {"Algorithm": "GPTQ", **GROUPS}
@@ -142,13 +141,13 @@ def test_layers_that_are_not_named_are_rounded_to_nearest_in_few_bits(kind: Any)
         fired("z")
 
 
-@pytest.mark.parametrize("kind", ROUNDERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_data_is_an_error(kind: type[AlgoConfig]) -> None:
     with pytest.raises(DataError, match="calibration data is needed"):
         quantized(kind(), samples=None)
 
 
-@pytest.mark.parametrize("kind", ROUNDERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_model_without_linear_layers_is_an_error(kind: type[AlgoConfig]) -> None:
     graph = "net (float[N, 3, 4] x) => (float[N, 2, 4] y) { y = Conv <kernel_shape = [1]> (x, w) }"
     net = models.model(graph, {"w": models.normal(2, 3, 1)})

@@ -142,7 +142,7 @@ BASE = result().SerializeToString()
         {"fixed_seed": 7}, {"data_size": 3}, {"batch_size": 4}, {"num_iterations": 9}, {"learning_rate": 0.5},
         {"lr_adjust": (0.0, 0.5)}, {"target_op_type": ["Conv"]},
         {"output_qdq": True}, {"drop_ratio": 0.0}, {"dynamic_batch": True, "batch_size": 4},
-        {"layers": ["Conv_0", "^Gemm"]}, {"reg_param": 1.0}, {"beta_range": (4, 1)}, {"warm_start": 1.0},
+        {"layers": ["Conv_0", "^Gemm"]}, {"reg_param": 1.0}, {"beta_range": (4, 1.1)}, {"warm_start": 1.0},
         {"shrinkage": False},
     ],
     ids=str,

@@ -149,7 +149,7 @@ def test_a_gemm_keeps_its_bias_and_a_shared_weight_its_other_reader() -> None:
     ("field", "value"),
     [
         *(("svd_rank", 0), ("svd_rank", 2.0), ("smooth_alpha", 2), ("search_alpha", 1), ("alpha_candidates", [])),
-        *(("alpha_candidates", [0.5, 2]), ("exclude_patterns", "conv"), ("min_layer_size", 0), ("keep_worse", None)),
+        *(("alpha_candidates", [0.5, 2]), ("exclude_patterns", "conv"), ("min_layer_size", -1), ("keep_worse", None)),
     ],
 )
 def test_what_a_field_cannot_be_is_said(field: str, value: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 from tests.pairs import pairs
 from torch import nn
 
+from quark.algorithms import rounders
 from quark.errors import ConfigError, DataError
 from quark.torch import ModelQuantizer
 from quark.torch.algorithms.answers import answers, walk_of
@@ -285,8 +286,6 @@ def test_what_cannot_work_leaves_the_model_as_it_was(algorithms: Any, data: Any,
 
 
 def test_a_failure_half_way_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quark.torch.algorithms import gptq
-
     calls = []
 
     def fail(*arguments: Any, **settings: Any) -> torch.Tensor:
@@ -295,8 +294,8 @@ def test_a_failure_half_way_leaves_the_model_as_it_was(monkeypatch: pytest.Monke
             raise RuntimeError("power cut")
         return round_columns(*arguments, **settings)
 
-    round_columns = gptq.round_columns
-    monkeypatch.setattr(gptq, "round_columns", fail)
+    round_columns = rounders.round_columns
+    monkeypatch.setattr(rounders, "round_columns", fail)
     model = decoder()
     with pytest.raises(RuntimeError, match="power cut"):
         ModelQuantizer(QConfig(INT4, algo_config=[GPTQConfig()])).quantize_model(model, samples())

@@ -5,7 +5,8 @@ torch is imported when a layer is trained, not before; tensors live on the devic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,17 @@ class Settings:
     reg_param: float = 0.01
     beta_range: tuple[float, float] = (20.0, 2.0)
     warm_start: float = 0.2
+
+
+def settings_of(config: Any, own: Mapping[str, Any]) -> Settings:
+    """The part of a configuration that concerns the training of one layer, for both flows.
+
+    Args:
+        config: of either dialect; most of its fields are called as here.
+        own: settings that the flow says itself.
+    """
+    alike = {one.name: getattr(config, one.name) for one in fields(Settings) if hasattr(config, one.name)}
+    return Settings(**{"iterations": config.num_iterations, "seed": config.fixed_seed, **alike, **own})
 
 
 @dataclass(frozen=True)

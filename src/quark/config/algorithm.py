@@ -54,6 +54,29 @@ def one_of(*allowed: object) -> Allowed:
     return Allowed(" or ".join(map(repr, allowed)), lambda value: value in allowed)
 
 
+_ROUNDS: Bounds = {"block_size": COUNT, "static_groups": ON}
+_TRAINS: Bounds = {
+    **dict.fromkeys(("num_iterations", "batch_size", "data_size"), COUNT),
+    "fixed_seed": INDEX,
+    "learning_rate": POSITIVE,
+    "drop_ratio": SHARE,
+}
+#: With 1 or less the pull on a weight in the very middle of two codes is no number.
+_FALLING = Allowed("two numbers above 1", lambda pair: len(pair) == 2 and min(pair) > 1)
+#: What the settings may be that both dialects call alike, by algorithm.
+ALIKE: Mapping[str, Bounds] = {
+    "cle": {"cle_weight_threshold": NOT_NEGATIVE},
+    "channel_equalization": {"steps": COUNT, "widest": RATIO},
+    "smoothquant": {"alpha": SHARE},
+    "svdquant": {"svd_rank": COUNT, "min_layer_size": INDEX, "smooth_alpha": SHARE, "alpha_candidates": SHARES},
+    "gptq": {"block_size": COUNT},
+    "gptaq": {**_ROUNDS, "damp_percent": NOT_NEGATIVE, "alpha": SHARE},
+    "qronos": {**_ROUNDS, "alpha": POSITIVE, "beta": POSITIVE},
+    "adaquant": _TRAINS,
+    "adaround": {**_TRAINS, "reg_param": NOT_NEGATIVE, "warm_start": SHARE, "beta_range": _FALLING},
+}
+
+
 class AlgorithmSettings(KnownFields):
     """Base of the configurations of both dialects.
 

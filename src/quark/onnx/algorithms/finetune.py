@@ -20,7 +20,16 @@ import onnx_ir as ir
 
 from quark.algorithms.adaquant import adaquant
 from quark.algorithms.adaround import Codes, adaround
-from quark.algorithms.reconstruction import Data, Forward, Settings, Trained, TrainedLayer, check_device, import_torch
+from quark.algorithms.reconstruction import (
+    Data,
+    Forward,
+    Settings,
+    Trained,
+    TrainedLayer,
+    check_device,
+    import_torch,
+    settings_of,
+)
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, known
@@ -216,9 +225,9 @@ class _Stage:
         if isinstance(config, AutoRoundConfig):
             return self._autorounded(trained, layer, data)
         if isinstance(config, AdaRoundConfig):
-            return adaround(trained, codes_of(layer.weight, weight.shape), data, settings_of(config), round_bias)
+            return adaround(trained, codes_of(layer.weight, weight.shape), data, training_of(config), round_bias)
         round_weight = partial(_rounded_tensor, self.torch, tensor=layer.weight)
-        return adaquant(trained, round_weight, round_bias, data, settings_of(config))
+        return adaquant(trained, round_weight, round_bias, data, training_of(config))
 
     def _autorounded(self, trained: TrainedLayer, layer: Tunable, data: Data) -> Trained:
         from quark.algorithms.autoround import autoround
@@ -229,7 +238,7 @@ class _Stage:
         if bias is not None and layer.bias is not None:
             bias = _rounded_tensor(torch, bias, layer.bias)
         grid = grid_of(layer.weight, trained.weight).map(on_device)
-        return autoround(trained, grid, bias, data, settings_of(self.config))
+        return autoround(trained, grid, bias, data, training_of(self.config))
 
     def _quantized_output(self, layer: Tunable, forward: Forward) -> Forward:
         """``forward`` and the quantization of its result, through which gradients pass as they are."""
@@ -263,26 +272,16 @@ class _Stage:
             _store(self.model, input_name(layer.node, 2), arrays["bias"])
 
 
-def settings_of(config: FineTuneConfig) -> Settings:
+def training_of(config: FineTuneConfig) -> Settings:
     """The part of a configuration that concerns the training of one layer."""
-    return Settings(
-        iterations=config.num_iterations,
-        batch_size=1 if config.dynamic_batch else config.batch_size,
-        learning_rate=config.learning_rate,
-        lr_adjust=(config.lr_adjust[0], config.lr_adjust[1]) if config.lr_adjust else None,
-        early_stop=config.early_stop,
-        stretch=config.num_batches if config.num_batches > 1 else 0,
-        drop_ratio=config.drop_ratio,
-        update_bias=config.update_bias,
-        shrinkage=config.shrinkage,
-        seed=config.fixed_seed,
-        device=config.optim_device,
-        pin_memory=config.pin_memory,
-        log_period=int(config.log_period),
-        reg_param=config.reg_param,
-        beta_range=(config.beta_range[0], config.beta_range[1]),
-        warm_start=config.warm_start,
-    )
+    own = {
+        "batch_size": 1 if config.dynamic_batch else config.batch_size,
+        "lr_adjust": config.lr_adjust or None,
+        "stretch": config.num_batches if config.num_batches > 1 else 0,
+        "device": config.optim_device,
+        "log_period": int(config.log_period),
+    }
+    return settings_of(config, own)
 
 
 def codes_of(tensor: TensorPlan, shape: tuple[int, ...]) -> Codes:

@@ -10,16 +10,16 @@ Not handled: convolutions, stacked matrices; they are rounded to nearest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.columns import Columns, columns_of
-from quark.algorithms.gptaq import asymmetric_feedback, excess
-from quark.algorithms.gptq import gptq, loss, round_columns
-from quark.algorithms.qronos import qronos
+from quark.algorithms.gptaq import excess
+from quark.algorithms.gptq import loss
+from quark.algorithms.rounders import rounder_of
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import ConfigError
 from quark.onnx.algorithms.context import JobContext
@@ -33,41 +33,12 @@ from quark.onnx.bodies import graphs
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import input_name, set_constant
-from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTAQConfig, GPTQConfig, QronosConfig
-
-
-def _gptq(weight: np.ndarray, seen: Moments, grid: Columns, config: GPTQConfig) -> Any:
-    return gptq(weight, seen.hessian, grid, config.block_size, config.perc_damp, config.act_order)
-
-
-def _gptaq(weight: np.ndarray, seen: Moments, grid: Columns, config: GPTAQConfig) -> Any:
-    cross = seen.hessian if seen.cross is None else seen.cross
-    feedback, drift = asymmetric_feedback(seen.hessian, cross, config.alpha, config.damp_percent, config.desc_act)
-    return round_columns(weight, feedback, grid, config.block_size, drift)
-
-
-def _qronos(weight: np.ndarray, seen: Moments, grid: Columns, config: QronosConfig) -> Any:
-    cross = seen.hessian if seen.cross is None else seen.cross
-    return qronos(weight, seen.hessian, cross, grid, config.block_size, config.alpha, config.desc_act)
-
-
-#: The mathematics behind every settings class: (weight [out, in], means, grid, settings) -> weight on its grid.
-ROUNDERS: dict[type[AlgoConfig], Callable[[np.ndarray, Moments, Columns, Any], Any]] = {
-    GPTQConfig: _gptq,
-    GPTAQConfig: _gptaq,
-    QronosConfig: _qronos,
-}
-#: Those that need what the layer reads in the float model.
-PAIRED = (GPTAQConfig, QronosConfig)
+from quark.onnx.quantization.config.algorithm import AlgoConfig
 
 
 def on_grid(weight: np.ndarray, seen: Moments, grid: Columns, config: AlgoConfig) -> np.ndarray:
     """The weight [out, in] as the algorithm of ``config`` rounds it, float32; ``seen`` are means."""
-    own = config.own
-    if own is not None:
-        values = {name: getattr(config, name) for name in own.settings}
-        return own.rounded(weight, np.asarray(seen.hessian, np.float32), grid, values)
-    return np.asarray(ROUNDERS[type(config)](weight, seen, grid, config), np.float32)
+    return np.asarray(rounder_of(config).prepare(seen, config)(weight, grid), np.float32)
 
 
 def lost(rounded: np.ndarray, weight: np.ndarray, seen: Moments) -> float:
@@ -129,7 +100,7 @@ def run(model: ir.Model, plan: Plan, config: Any, context: JobContext) -> PassRe
     nodes = {node.name: node for node in fake_model.graph}
     reads = {layer.name: _source(nodes[layer.name]) for layer, _ in layers}
     float_reads = [layer.source for layer, _ in layers]
-    beside = (context.reference or model.clone(), float_reads) if isinstance(config, PAIRED) else None
+    beside = (context.reference or model.clone(), float_reads) if rounder_of(config).paired else None
     walks = LayerInputs(fake_model, list(reads.values()), context, feeds_of(model, context), beside)
     better = 0
     for done, (layer, linear) in enumerate(layers, 1):

@@ -23,13 +23,14 @@ import onnx_ir as ir
 
 from quark.algorithms.columns import Columns
 from quark.algorithms.own import OWN
+from quark.algorithms.rounders import ROUNDERS, rounder_of
 from quark.config.nbits import NBits, parse_nbits
 from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.numerics.elements import Element
 from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import JobContext
-from quark.onnx.algorithms.gptq import PAIRED, ROUNDERS, LayerInputs, lost, on_grid
+from quark.onnx.algorithms.gptq import LayerInputs, lost, on_grid
 from quark.onnx.algorithms.layers import named
 from quark.onnx.algorithms.linear import Linear, linear_of
 from quark.onnx.algorithms.moments import Moments, Pair, in_halves
@@ -37,7 +38,7 @@ from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import input_name
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, nearest
-from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTQConfig
+from quark.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS, AlgoConfig, GPTQConfig
 
 #: Rows of data per input feature from which on chance has no part.
 PLENTY = 16
@@ -59,7 +60,7 @@ def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: JobC
     found = [layer for layer in map(linear_of, model.graph) if layer is not None and _own(layer, plan)]
     layers = [layer for layer in found if wanted is None or layer.name in wanted]
     reads = [_source(layer) for layer in layers]
-    beside = (model.clone(), reads) if isinstance(config, PAIRED) else None
+    beside = (model.clone(), reads) if rounder_of(config).paired else None
     walks = LayerInputs(model, reads, context, feeds_of(model, context), beside)
     stage, better = f"nbits_{config.name}", 0
     for done, (layer, name) in enumerate(zip(layers, reads, strict=True), 1):
@@ -82,8 +83,8 @@ def _config(nbits: NBits, tuning: Sequence[AlgoConfig]) -> Any:
     wanted = ALGORITHMS[nbits.Algorithm].needs_data
     names = [type(one).__name__ for one in tuning]
     for one, name in zip(tuning, names, strict=True):
-        if one.own is None and type(one) not in ROUNDERS:
-            able = ", ".join((*(kind.__name__ for kind in ROUNDERS), *OWN))
+        if one.own is None and one.name not in ROUNDERS:
+            able = ", ".join((*(ALGO_NAME_TO_CLASS[name].__name__ for name in ROUNDERS), *OWN))
             raise ConfigError(f"algo_config: {name} cannot tune what UseMatMulNBits stores; allowed: {able}")
         if not wanted:
             raise ConfigError(

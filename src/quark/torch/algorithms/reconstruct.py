@@ -23,7 +23,7 @@ from torch import nn
 
 from quark.algorithms.adaquant import adaquant
 from quark.algorithms.adaround import Codes, adaround
-from quark.algorithms.reconstruction import Data, Settings, Trained, TrainedLayer
+from quark.algorithms.reconstruction import Data, Trained, TrainedLayer, settings_of
 from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.numerics.elements import Int
@@ -163,7 +163,7 @@ def train_layer(context: ModelContext, config: Config, layer: nn.Module, name: s
     known = None if bias is None else array(bias if quantizer is None else quantizer(bias.detach()))
     axis = axis_of(layer, torch.from_numpy(data.targets[0]))
     task = TrainedLayer(name, forward, array(weight), known, axis, forward)
-    settings = settings_of(config, weight.device)
+    settings = settings_of(config, {"device": str(weight.device)})
     with torch.enable_grad():
         if isinstance(config, AdaRoundConfig):
             (part,) = parts(weight_quantizer(layer))
@@ -201,22 +201,3 @@ def rounding(quantizer: Quantizer) -> Callable[[torch.Tensor], torch.Tensor]:
         return weight
 
     return rounded
-
-
-def settings_of(config: Config, device: torch.device) -> Settings:
-    """The part of a configuration that concerns the training of one layer."""
-    own: dict[str, Any] = {}
-    if isinstance(config, AdaRoundConfig):
-        beta_range = (config.beta_range[0], config.beta_range[1])
-        own = {"reg_param": config.reg_param, "beta_range": beta_range, "warm_start": config.warm_start}
-    return Settings(
-        iterations=config.num_iterations,
-        batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
-        early_stop=config.early_stop,
-        drop_ratio=config.drop_ratio,
-        shrinkage=config.shrinkage,
-        seed=config.fixed_seed,
-        device=str(device),
-        **own,
-    )

@@ -19,9 +19,8 @@ from quark.torch.algorithms.bias import float_means, run_bias_correction
 from quark.torch.algorithms.cle import run_cle
 from quark.torch.algorithms.context import ModelContext
 from quark.torch.algorithms.equalization import run_equalization
-from quark.torch.algorithms.gptq import run_gptaq, run_gptq, run_qronos
+from quark.torch.algorithms.gptq import run_columns, run_gptq
 from quark.torch.algorithms.hqq import run_hqq
-from quark.torch.algorithms.own import run_own
 from quark.torch.algorithms.reconstruct import run_reconstruction
 from quark.torch.algorithms.rotation import run_rotation
 from quark.torch.algorithms.smooth import run_autosmooth, run_smooth
@@ -74,9 +73,9 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(AutoSmoothQuantConfig, run_autosmooth, tunes=False),
     Algorithm(AWQConfig, run_awq, tunes=False),
     Algorithm(SVDQuantConfig, run_svdquant, tunes=False),
-    Algorithm(GPTAQConfig, run_gptaq, tunes=True, codes=True),
+    Algorithm(GPTAQConfig, run_columns, tunes=True, codes=True),
     Algorithm(GPTQConfig, run_gptq, tunes=True, codes=True),
-    Algorithm(QronosConfig, run_qronos, tunes=True, codes=True),
+    Algorithm(QronosConfig, run_columns, tunes=True, codes=True),
     Algorithm(AutoRoundConfig, run_autoround, tunes=True, codes=True),
     Algorithm(AdaRoundConfig, run_reconstruction, tunes=True, codes=True),
     Algorithm(AdaQuantConfig, run_reconstruction, tunes=True, codes=True),
@@ -92,7 +91,7 @@ def algorithm_of(config: AlgoConfig) -> Algorithm:
         ConfigError: there is none.
     """
     if config.own is not None:
-        return Algorithm(type(config), run_own, tunes=True)
+        return Algorithm(type(config), run_columns, tunes=True)
     for row in ALGORITHMS:
         if type(config) is row.config:
             return row

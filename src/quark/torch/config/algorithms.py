@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from quark.algorithms.own import OWN
-from quark.config.algorithm import COUNT, NOT_NEGATIVE, ON, POSITIVE, RATIO, SHARE, SHARES, Bounds, one_of
+from quark.config.algorithm import ALIKE, COUNT, NOT_NEGATIVE, POSITIVE, RATIO, Bounds, one_of
 from quark.config.known_fields import KnownFields
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
@@ -32,7 +32,7 @@ class GPTQConfig(AlgoConfig):
         model_decoder_layers: path of the decoder blocks; empty: found.
     """
 
-    BOUNDS: ClassVar[Bounds] = {"block_size": COUNT, "damp_percent": NOT_NEGATIVE}
+    BOUNDS: ClassVar[Bounds] = {**ALIKE["gptq"], "damp_percent": NOT_NEGATIVE}
     name: str = "gptq"
     block_size: int = 128
     damp_percent: float = 0.01
@@ -55,7 +55,7 @@ class GPTAQConfig(GPTQConfig):
         others: as in ``GPTQConfig``.
     """
 
-    BOUNDS: ClassVar[Bounds] = {**GPTQConfig.BOUNDS, "alpha": SHARE, "static_groups": ON}
+    BOUNDS: ClassVar[Bounds] = ALIKE["gptaq"]
     name: str = "gptaq"
     alpha: float = 0.25
 
@@ -70,7 +70,7 @@ class QronosConfig(AlgoConfig):
         beta: of the peer's factorization, where it changes only rounding errors; of no influence here.
     """
 
-    BOUNDS: ClassVar[Bounds] = {"block_size": COUNT, "alpha": POSITIVE, "beta": POSITIVE, "static_groups": ON}
+    BOUNDS: ClassVar[Bounds] = ALIKE["qronos"]
     inside_layer_modules: list[str] = field(default_factory=list)
     model_decoder_layers: str = ""
     name: str = "qronos"
@@ -92,7 +92,7 @@ class SmoothQuantConfig(AlgoConfig):
         model_decoder_layers: path of the decoder blocks; empty: found.
     """
 
-    BOUNDS: ClassVar[Bounds] = {"alpha": SHARE, "scale_clamp_min": POSITIVE}
+    BOUNDS: ClassVar[Bounds] = {**ALIKE["smoothquant"], "scale_clamp_min": POSITIVE}
     name: str = "smooth"
     alpha: float = 1
     scale_clamp_min: float = 1e-3
@@ -239,11 +239,7 @@ class AdaQuantConfig(AlgoConfig):
         model_decoder_layers: path of the decoder blocks; empty: found.
     """
 
-    BOUNDS: ClassVar[Bounds] = {
-        **dict.fromkeys(("num_iterations", "batch_size", "data_size"), COUNT),
-        "learning_rate": POSITIVE,
-        "drop_ratio": SHARE,
-    }
+    BOUNDS: ClassVar[Bounds] = ALIKE["adaquant"]
     name: str = "adaquant"
     num_iterations: int = 1000
     learning_rate: float = 1e-3
@@ -269,18 +265,13 @@ class AdaRoundConfig(AdaQuantConfig):
         others: as in ``AdaQuantConfig``; ``early_stop`` ends a layer when every rounding is decided.
     """
 
-    BOUNDS: ClassVar[Bounds] = {**AdaQuantConfig.BOUNDS, "reg_param": NOT_NEGATIVE}
+    BOUNDS: ClassVar[Bounds] = ALIKE["adaround"]
     name: str = "adaround"
     learning_rate: float = 0.1
     early_stop: bool = True
     reg_param: float = 0.01
     beta_range: tuple[float, float] | list[float] = (20.0, 2.0)
     warm_start: float = 0.2
-
-    def check(self) -> None:
-        """The term that decides."""
-        self.need(len(self.beta_range) == 2 and min(self.beta_range) > 0, "beta_range", "two positive numbers")
-        self.need(0 <= self.warm_start < 1, "warm_start", "at least 0, below 1")
 
 
 @dataclass
@@ -316,7 +307,7 @@ class CLEConfig(AlgoConfig):
         model_decoder_layers: path of the decoder blocks; empty: found.
     """
 
-    BOUNDS: ClassVar[Bounds] = {"cle_steps": COUNT, "cle_weight_threshold": NOT_NEGATIVE}
+    BOUNDS: ClassVar[Bounds] = {**ALIKE["cle"], "cle_steps": COUNT}
     name: str = "cle"
     cle_steps: int = 2
     cle_weight_threshold: float = 0.0
@@ -336,7 +327,7 @@ class ChannelEqualizationConfig(AlgoConfig):
         widest: largest ratio of two scales of one layer.
     """
 
-    BOUNDS: ClassVar[Bounds] = {"steps": COUNT, "widest": RATIO}
+    BOUNDS: ClassVar[Bounds] = ALIKE["channel_equalization"]
     name: str = "channel_equalization"
     steps: int = 3
     widest: float = 64.0
@@ -373,7 +364,7 @@ class SVDQuantConfig(AlgoConfig):
             peer; put ``GPTQConfig`` behind this algorithm instead.
     """
 
-    BOUNDS: ClassVar[Bounds] = {"svd_rank": COUNT, "smooth_alpha": SHARE, "alpha_candidates": SHARES}
+    BOUNDS: ClassVar[Bounds] = ALIKE["svdquant"]
     name: str = "svdquant"
     svd_rank: int = 32
     smooth_alpha: float = 0.5

@@ -8,19 +8,7 @@ from typing import Any, ClassVar, cast
 
 from quark.algorithms.names import ONNX
 from quark.algorithms.own import OwnAlgorithm
-from quark.config.algorithm import (
-    COUNT,
-    NOT_NEGATIVE,
-    ON,
-    POSITIVE,
-    RATIO,
-    SHARE,
-    SHARES,
-    Allowed,
-    Bounds,
-    one_of,
-    read,
-)
+from quark.config.algorithm import ALIKE, COUNT, NOT_NEGATIVE, Allowed, Bounds, one_of, read
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
@@ -68,7 +56,8 @@ class CLEConfig(AlgoConfig):
         "cle_steps": Allowed(
             "a positive integer, or -1: until nothing changes", lambda steps: steps > 0 or steps == -1
         ),
-        **dict.fromkeys(("cle_weight_threshold", "cle_total_layer_diff_threshold"), NOT_NEGATIVE),
+        **ALIKE["cle"],
+        "cle_total_layer_diff_threshold": NOT_NEGATIVE,
     }
     name: ClassVar[str] = "cle"
     cle_balance_method: str = "max"
@@ -140,7 +129,7 @@ class ChannelEqualizationConfig(AlgoConfig):
         keep_worse: stay equalized even where the quantized model is worse with it, on calibration data.
     """
 
-    BOUNDS: ClassVar[Bounds] = {"steps": COUNT, "data_size": COUNT, "widest": RATIO}
+    BOUNDS: ClassVar[Bounds] = {**ALIKE["channel_equalization"], "data_size": COUNT}
     name: ClassVar[str] = "channel_equalization"
     steps: int = 3
     through_silu: bool = True
@@ -173,7 +162,7 @@ class GPTQConfig(AlgoConfig):
 
     BOUNDS: ClassVar[Bounds] = {
         "bits": one_of(2, 3, 4, 8),
-        "block_size": COUNT,
+        **ALIKE["gptq"],
         "perc_damp": NOT_NEGATIVE,
         "group_size": Allowed("a positive integer, or -1: no groups", lambda size: size > 0 or size == -1),
     }
@@ -193,6 +182,16 @@ class GPTQConfig(AlgoConfig):
         """What single layers cannot have of their own."""
         said = self.to_dict().keys() & {"bits", "group_size", "per_channel", "mse", "weight_symmetric"}
         self.need(not (self.layers and said), "layers", f"empty: {', '.join(sorted(said))} would change all weights")
+
+    @property
+    def damp_percent(self) -> float:
+        """``perc_damp``, as the other algorithms of its kind call it."""
+        return self.perc_damp
+
+    @property
+    def desc_act(self) -> bool:
+        """``act_order``, as the other algorithms of its kind call it."""
+        return self.act_order
 
     def weight_spec(self, spec: TensorSpec) -> TensorSpec:
         """The weight's spec with the fields that are not at their default."""
@@ -221,7 +220,7 @@ class GPTAQConfig(AlgoConfig):
         layers: names or ^patterns of the only layers that are rounded so; empty: all.
     """
 
-    BOUNDS: ClassVar[Bounds] = {"block_size": COUNT, "damp_percent": NOT_NEGATIVE, "alpha": SHARE, "static_groups": ON}
+    BOUNDS: ClassVar[Bounds] = ALIKE["gptaq"]
     name: ClassVar[str] = "gptaq"
     block_size: int = 128
     damp_percent: float = 0.01
@@ -248,7 +247,7 @@ class QronosConfig(AlgoConfig):
         layers: names or ^patterns of the only layers that are rounded so; empty: all.
     """
 
-    BOUNDS: ClassVar[Bounds] = {"block_size": COUNT, "alpha": POSITIVE, "beta": POSITIVE, "static_groups": ON}
+    BOUNDS: ClassVar[Bounds] = ALIKE["qronos"]
     name: ClassVar[str] = "qronos"
     block_size: int = 128
     desc_act: bool = True
@@ -268,7 +267,7 @@ class SmoothQuantConfig(AlgoConfig):
         keep_worse: stay smoothed even where the quantized model is worse with it, on calibration data.
     """
 
-    BOUNDS: ClassVar[Bounds] = {"alpha": SHARE}
+    BOUNDS: ClassVar[Bounds] = ALIKE["smoothquant"]
     name: ClassVar[str] = "smooth_quant"
     alpha: float = 0.5
     keep_worse: bool = False
@@ -321,12 +320,7 @@ class SVDQuantConfig(AlgoConfig):
         keep_worse: keep the branches even where the quantized model is worse with them, on calibration data.
     """
 
-    BOUNDS: ClassVar[Bounds] = {
-        "svd_rank": COUNT,
-        "min_layer_size": COUNT,
-        "smooth_alpha": SHARE,
-        "alpha_candidates": SHARES,
-    }
+    BOUNDS: ClassVar[Bounds] = ALIKE["svdquant"]
     name: ClassVar[str] = "svdquant"
     svd_rank: int = 32
     smooth_alpha: float = 0.5

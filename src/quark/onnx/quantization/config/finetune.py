@@ -6,7 +6,7 @@ import os
 from dataclasses import fields
 from typing import Any, ClassVar
 
-from quark.config.algorithm import COUNT, INDEX, NOT_NEGATIVE, POSITIVE, SHARE, Allowed, Bounds, one_of
+from quark.config.algorithm import ALIKE, COUNT, INDEX, NOT_NEGATIVE, Allowed, Bounds, one_of
 from quark.dataclass import dataclass
 from quark.errors import nearest
 from quark.onnx.quantization.config.algo_base import AlgoConfig
@@ -58,14 +58,12 @@ class FineTuneConfig(AlgoConfig):
     """
 
     BOUNDS: ClassVar[Bounds] = {
-        **dict.fromkeys(("data_size", "batch_size", "num_batches", "num_iterations", "num_workers"), COUNT),
-        **dict.fromkeys(("fixed_seed", "output_index"), INDEX),
-        **dict.fromkeys(("drop_ratio", "warm_start"), SHARE),
-        **dict.fromkeys(("log_period", "reg_param"), NOT_NEGATIVE),
-        "learning_rate": POSITIVE,
+        **ALIKE["adaround"],
+        **dict.fromkeys(("num_batches", "num_workers"), COUNT),
+        "output_index": INDEX,
+        "log_period": NOT_NEGATIVE,
         "mem_opt_level": one_of(0, 1, 2),
         "lr_adjust": Allowed("a pair of numbers, or None", lambda pair: not pair or is_pair(pair)),
-        "beta_range": Allowed("a pair of numbers", lambda pair: is_pair(pair)),
         "target_op_type": Allowed(f"a list of {', '.join(DEFAULT_TYPES)}", bool),
     }
     optim_device: str = "cpu"
