@@ -41,6 +41,7 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
     take_over,
 )
+from quark.onnx.qdq.units import changes_units
 
 
 def _scale_conv(node: ir.Node, weight: np.ndarray, s: np.ndarray) -> np.ndarray:
@@ -93,12 +94,14 @@ def run(
         keep_resolution: leave those whose folding would drown channels of a depthwise weight that has one 8-bit scale:
             the noise of rounding would be a tenth of a channel's energy or more (10 dB), on average over the
             channels, and ten times what it is before.
-        written_out: Mul and Add of constants are folded too.
+        written_out: Mul and Add of constants are folded too, but for those that give the channels of an output units
+            of their own: the layer's result would need one scale for all of them.
     """
+    units = changes_units(model) if written_out else set()
 
     def look(norm: ir.Node) -> FoldableNorm | str | None:
         if norm.op_type != "BatchNormalization":
-            return _written_out(norm)
+            return None if norm in units else _written_out(norm)
         found = match(norm)
         return drowned(found) or found if keep_resolution and isinstance(found, FoldableNorm) else found
 

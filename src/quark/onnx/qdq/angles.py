@@ -17,16 +17,17 @@ from dataclasses import field
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.qdq.index_paths import computes_shapes
+from quark.onnx.qdq.expectations import REASON as EXPECTED
+from quark.onnx.qdq.expectations import takes_expectations
+from quark.onnx.qdq.index_paths import computes_shapes, of_coordinates
 from quark.onnx.qdq.op_rules import MOVES_VALUES
+from quark.onnx.qdq.units import REASON as UNITS
+from quark.onnx.qdq.units import changes_units
 
 SHAPE = "it computes a shape or an index"
 ANGLE = "a sine or cosine is taken of its result, and a rounded angle is another angle"
 _TAKES = frozenset(["Sin", "Cos", "Tan"])
 _LEADS = MOVES_VALUES | frozenset(["Add", "Concat", "Div", "Mul", "Neg", "Sub"])
-_PRODUCTS = frozenset(["MatMul", "Gemm"])
-#: Products over so few numbers are of coordinates, not of features.
-_COORDINATES = 4
 
 
 def makes_angles(model: ir.Model) -> tuple[set[ir.Node], set[ir.Value]]:
@@ -38,7 +39,7 @@ def makes_angles(model: ir.Model) -> tuple[set[ir.Node], set[ir.Value]]:
             continue
         if all(reader in nodes or reader.op_type in _TAKES for reader in readers):
             values.update(node.outputs)
-            if node.op_type in _LEADS or _of_coordinates(node):
+            if node.op_type in _LEADS or of_coordinates(node):
                 nodes.add(node)
     return nodes, values
 
@@ -59,10 +60,6 @@ class NoData:
     def of(cls, model: ir.Model) -> NoData:
         """Those of a model."""
         nodes, values = makes_angles(model)
-        return cls(dict.fromkeys(nodes, ANGLE) | dict.fromkeys(computes_shapes(model), SHAPE), values)
-
-
-def _of_coordinates(node: ir.Node) -> bool:
-    first = node.inputs[0] if node.op_type in _PRODUCTS else None
-    axes = () if first is None or first.shape is None else tuple(first.shape)
-    return bool(axes) and isinstance(axes[-1], int) and axes[-1] <= _COORDINATES
+        reasons = dict.fromkeys(changes_units(model), UNITS) | dict.fromkeys(takes_expectations(model), EXPECTED)
+        reasons |= dict.fromkeys(nodes, ANGLE)
+        return cls(reasons | dict.fromkeys(computes_shapes(model), SHAPE), values)

@@ -51,7 +51,7 @@ ARITHMETIC = frozenset(["Add", "Div", "Max", "Min", "Mul", "Sub"])
 def decoding_nodes(model: ir.Model) -> set[ir.Node]:
     """The nodes that decode the outputs; shapes that are computed beside them are among them."""
     found: set[ir.Node] = set()
-    for part in connected(_tail(model), _neighbours):
+    for part in connected(tail(model), _neighbours):
         kinds = {node.op_type for node in part}
         joins = any(node.op_type in PIECES and _moves_data(node) for node in part)
         if joins and (kinds & CURVES or kinds & ARITHMETIC):
@@ -75,22 +75,23 @@ def proposals(model: ir.Model, quantized: Set[str]) -> list[str]:
     return [f"{len(part)} nodes from {where} decode the outputs ({kinds}): {OPTION}=True keeps them in float"]
 
 
-def _tail(model: ir.Model) -> set[ir.Node]:
-    """Nodes with a layer before them and none behind."""
+def tail(model: ir.Model) -> set[ir.Node]:
+    """The nodes with a layer before them and none behind."""
     behind: set[ir.Node] = set()
     for node in model.graph:
         before = (value.producer() for value in node.inputs if value is not None)
-        if any(one is not None and (_is_layer(one) or one in behind) for one in before):
+        if any(one is not None and (is_layer(one) or one in behind) for one in before):
             behind.add(node)
     leads: set[ir.Node] = set()
     for node in reversed(list(model.graph)):
         readers = [use.node for value in node.outputs for use in value.uses()]
-        if any(_is_layer(reader) or reader in leads for reader in readers):
+        if any(is_layer(reader) or reader in leads for reader in readers):
             leads.add(node)
-    return {node for node in behind - leads if not _is_layer(node)}
+    return {node for node in behind - leads if not is_layer(node)}
 
 
-def _is_layer(node: ir.Node) -> bool:
+def is_layer(node: ir.Node) -> bool:
+    """Whether an operator makes features; of one of another domain nobody knows."""
     return node.op_type in LAYERS or node.domain not in ("", "ai.onnx")
 
 

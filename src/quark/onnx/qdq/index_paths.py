@@ -4,12 +4,15 @@
     scores → TopK → Unsqueeze → Expand → GatherElements(indices)        a choice
     layer → Mul → Add → Floor → Cast → Gather(indices)                  a place that a layer computes
     layer → Mul → Sub → GridSample(grid)                                the same, between the pixels
+    points → MatMul(camera) → Div → GridSample(grid)                    a product of coordinates, a few numbers each
+    grid → Add(layer) → Sub(grid) → y                                   a place that is moved, and how far
     lengths → Unsqueeze → Less(0, 1, 2, …)                              how much of a sample counts
 
 Found by walking back from the inputs that take such numbers. The walk ends where values become discrete: what leads to
 a TopK, an ArgMax or a comparison (but with successive numbers) is data, and a query-based detector is nothing else but
 data that leads to a TopK.
-Among floats it goes on through arithmetic alone, and everywhere it ends at a layer, whose result is data by definition.
+Among floats it goes on through arithmetic alone, and everywhere it ends at a layer, whose result is data by definition,
+but for products of coordinates. What a float is added to, or taken from, that is a place is one, too.
 """
 
 from __future__ import annotations
@@ -98,6 +101,9 @@ ARITHMETIC = MOVES_VALUES | frozenset(
         "Where",
     ]
 )
+_PRODUCTS = frozenset(["MatMul", "Gemm"])
+#: Products over so few numbers are of coordinates, not of features.
+_COORDINATES = 4
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
@@ -112,7 +118,25 @@ def computes_shapes(model: ir.Model) -> set[ir.Node]:
             continue
         found.add(node)
         pending += [value.producer() for value in node.inputs if value is not None]
+    return found | _moved(model, found)
+
+
+def _moved(model: ir.Model, places: set[ir.Node]) -> set[ir.Node]:
+    """Sums and differences with places between pixels."""
+    between = {value for node in places for value in node.outputs if value.dtype in _FLOATS}
+    found: set[ir.Node] = set()
+    for node in model.graph:
+        if node.op_type in ("Add", "Sub") and node not in places and any(one in between for one in node.inputs):
+            found.add(node)
+            between.update(node.outputs)
     return found
+
+
+def of_coordinates(node: ir.Node) -> bool:
+    """Whether it is a product over a few numbers each."""
+    first = node.inputs[0] if node.op_type in _PRODUCTS else None
+    axes = () if first is None or first.shape is None else tuple(first.shape)
+    return bool(axes) and isinstance(axes[-1], int) and axes[-1] <= _COORDINATES
 
 
 def _places(model: ir.Model) -> Iterator[ir.Value]:
@@ -152,10 +176,11 @@ def _is_data(node: ir.Node, known: set[ir.Node]) -> bool:
     Args:
         known: nodes whose results follow from sizes alone.
     """
-    if node.op_type in MAKES_DISCRETE or (node.op_type in LAYERS and node not in known):
+    arithmetic = node.op_type in ARITHMETIC or of_coordinates(node)
+    if node.op_type in MAKES_DISCRETE or (node.op_type in LAYERS and node not in known and not arithmetic):
         return True
     kinds = {value.dtype for value in node.outputs}
-    return (kinds == {None} or not kinds.isdisjoint(_FLOATS)) and node not in known and node.op_type not in ARITHMETIC
+    return (kinds == {None} or not kinds.isdisjoint(_FLOATS)) and node not in known and not arithmetic
 
 
 def _from_sizes(model: ir.Model) -> set[ir.Node]:

@@ -7,6 +7,8 @@ not what comes later: one that is added to the scores of a Softmax is a mask, wh
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 import onnx_ir as ir
 
@@ -28,11 +30,14 @@ _SIZE_LIMIT = 1 << 24
 _NOTHING = np.zeros(0, np.float32)
 
 
-def masked_tensors(model: ir.Model) -> tuple[set[ir.Node], set[ir.Value]]:
-    """The nodes that read a mask or a tensor that carries one, and the tensors that carry one."""
+def masked_tensors(model: ir.Model, apart: Container[ir.Node] = ()) -> tuple[set[ir.Node], set[ir.Value]]:
+    """The nodes that read a mask or a tensor that carries one, and the tensors that carry one.
+
+    Nodes ``apart`` read none: what is far out in their constants is the unit of a channel.
+    """
     nodes, values = set[ir.Node](), added_masks(model)
     for node in model.graph:
-        if reads_mask(node) or any(value in values for value in node.inputs):
+        if (node not in apart and reads_mask(node)) or any(value in values for value in node.inputs):
             nodes.add(node)
             if node.op_type not in _ENDS and not _pools_padding(node):
                 values.update(value for value in node.outputs if is_float(value))

@@ -116,7 +116,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     """
     nodes, decisions = list(model.graph), selection.bound(model, job, before)
     placement = Placement(model, job, decisions, no_data=NoData.of(model), dividing=makes_divisors(model))
-    placement.masking, placement.masked = masks.masked_tensors(model)
+    placement.masking, placement.masked = masks.masked_tensors(model, placement.no_data.nodes)
     placement.masked |= placement.no_data.tensors
     placement.empty = empty.may_be_empty(model)
     spared = job.options.FloatDecoding

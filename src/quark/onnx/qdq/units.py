@@ -1,0 +1,210 @@
+"""Changes of units at the edges of a model: eight bits over temperatures in kelvin and humidities leave no humidity.
+
+    x → Sub(mean) → Div(deviation) → layer              channels in units of their own: a scaler, an observation
+    layer → Mul(deviation) → Add(mean) → y              the same backwards
+    x → Sub(mean of x) → Div(deviation of x) → layer    every sample in units of its own
+    x, sigma → Mul(1 / sqrt(sigma² + 1)) → layer        the same, of an input beside it
+    layer → Mul(deviation of x) → Add(mean of x) → y    and backwards
+
+One scale for all of them follows the largest, and a model's inputs and outputs mean something one by one: the error of
+the largest says nothing of the others. Such nodes stay float, from the input to where all is alike, and from where it
+ends to the output. A change of units by constants counts where it loses five bits: pictures are far from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.dataclass import dataclass
+from quark.onnx.graph.surgery import constant_array, float_attribute, is_constant
+from quark.onnx.qdq.decoding import is_layer, tail
+from quark.onnx.qdq.op_rules import MOVES_VALUES
+from quark.onnx.qdq.slots import is_float
+
+REASON = "it changes units channel by channel or sample by sample: one scale would leave the small ones nothing"
+#: How far the largest reaches, in widths of the smallest, that one scale may have to hold (pictures: 3 to 6).
+_REACH = 32.0
+#: Widths around its middle in which a channel's values are.
+_WIDTHS = 3.0
+_AFFINE = frozenset(["Add", "BatchNormalization", "Div", "Mul", "Sub"])
+_SIZE_LIMIT = 1 << 16
+
+
+def changes_units(model: ir.Model) -> set[ir.Node]:
+    """The nodes between inputs and layers, and between layers and outputs, that change units."""
+    behind, front = tail(model), _front(model)
+    found = {node for value in model.graph.inputs for node in _from_input(value, front)}
+    found |= {node for value in model.graph.outputs for node in _to_output(value, behind)}
+    return found | _by_sample(model, front, behind)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """factor * x + offset, both with one number per channel at most."""
+
+    factor: np.ndarray
+    offset: np.ndarray
+
+    def after(self, first: _Change) -> _Change:
+        return _Change(self.factor * first.factor, self.factor * first.offset + self.offset)
+
+    def back(self) -> _Change:
+        return _Change(1 / self.factor, -self.offset / self.factor)
+
+    def loses(self) -> bool:
+        """Whether what it makes of values around 1 has too different widths, or is too far from 0, for one scale."""
+        width = np.abs(self.factor)
+        reach = np.abs(self.offset) + _WIDTHS * width
+        return bool(np.isfinite(reach).all() and reach.max() > _REACH * width.min())
+
+
+_SAME = _Change(np.ones(()), np.zeros(()))
+
+
+def _from_input(value: ir.Value, front: set[ir.Node]) -> set[ir.Node]:
+    """The nodes from an input on, as far as they bring it to one unit."""
+    found, ahead = set[ir.Node](), [(value, _SAME, set[ir.Node]())]
+    while ahead:
+        one, change, path = ahead.pop()
+        for node in (use.node for use in one.uses()):
+            step = _change(node, one) if node in front else None
+            if step is None:
+                continue
+            whole, nodes = step.after(change), path | {node}
+            if np.all(whole.factor) and whole.back().loses():
+                found |= nodes
+            ahead.append((node.outputs[0], whole, nodes))
+    return found
+
+
+def _to_output(value: ir.Value, behind: set[ir.Node]) -> set[ir.Node]:
+    """The nodes before an output, as far as they bring it out of one unit."""
+    change, path, node = _SAME, set[ir.Node](), value.producer()
+    while node is not None and node in behind:
+        source = next((one for one in node.inputs if one is not None and not is_constant(one)), None)
+        step = None if source is None else _change(node, source)
+        if step is None or source is None:
+            break
+        change, path, node = change.after(step), path | {node}, source.producer()
+    return path if path and np.all(change.factor) and change.loses() else set()
+
+
+def _change(node: ir.Node, value: ir.Value) -> _Change | None:
+    """What a node makes of one of its inputs, the others being constants; ``None`` where that is no change of units."""
+    others = [one for one in node.inputs if one is not value]
+    numbers = [array for one in others if (array := _per_channel(one)) is not None]
+    if node.op_type not in _AFFINE or len(numbers) != len(node.inputs) - 1:
+        return None
+    if node.op_type == "BatchNormalization":
+        scale, bias, mean, variance = numbers
+        factor = scale / np.sqrt(variance + float_attribute(node, "epsilon", 1e-5))
+        return _Change(factor, bias - mean * factor)
+    number, first = numbers[0], node.inputs[0] is value
+    one, nothing = np.ones_like(number), np.zeros_like(number)
+    if node.op_type == "Mul":
+        return _Change(number, nothing)
+    if node.op_type == "Div":
+        return _Change(1 / number, nothing) if first and np.all(number) else None
+    if node.op_type == "Add":
+        return _Change(one, number)
+    return _Change(one, -number) if first else _Change(-one, number)
+
+
+def _per_channel(value: ir.Value | None) -> np.ndarray | None:
+    """A constant number, or numbers along one axis."""
+    array = constant_array(value)
+    if (
+        array is None
+        or array.dtype.kind != "f"
+        or array.size > _SIZE_LIMIT
+        or max(array.shape, default=1) != array.size
+    ):
+        return None
+    return array.astype(np.float64).reshape([-1] if array.ndim else [])
+
+
+def _front(model: ir.Model) -> set[ir.Node]:
+    """The nodes without a layer before them, but for what follows from constants alone."""
+    found: set[ir.Node] = set()
+    for node in model.graph:
+        given = [value for value in node.inputs if value is not None and not is_constant(value)]
+        if given and not is_layer(node) and all(one.is_graph_input() or one.producer() in found for one in given):
+            found.add(node)
+    return found
+
+
+def _by_sample(model: ir.Model, front: set[ir.Node], behind: set[ir.Node]) -> set[ir.Node]:
+    """The nodes that read a figure of a sample as a unit, those that make it, and what is summed up in the end."""
+    found, measured = set[ir.Node](), set[ir.Node]()
+    leads = _leads(model, behind)
+    for node in model.graph:
+        if node in front and any(_is_measured(value) or value.producer() in measured for value in _given(node)):
+            measured.add(node)
+        figures = [value for value in _given(node) if _is_figure(value, node, front)]
+        if figures and ((node in measured and node in leads) or node in behind):
+            found |= {node, *_makers(figures)}
+        elif node in behind and node.op_type in _AFFINE and any(one.producer() in found for one in _given(node)):
+            found.add(node)
+    return found
+
+
+def _is_measured(value: ir.Value) -> bool:
+    """Whether a tensor is an input of numbers; what indices choose, such as embeddings, has no unit."""
+    return value.is_graph_input() and is_float(value)
+
+
+def _leads(model: ir.Model, behind: set[ir.Node]) -> set[ir.Node]:
+    """The nodes from which a layer is reached, or what is behind the last one."""
+    found: set[ir.Node] = set()
+    for node in reversed(list(model.graph)):
+        readers = (use.node for value in node.outputs for use in value.uses())
+        if any(is_layer(reader) or reader in found or reader in behind for reader in readers):
+            found.add(node)
+    return found
+
+
+def _is_figure(value: ir.Value, node: ir.Node, front: set[ir.Node]) -> bool:
+    """Whether a node shifts or scales by a tensor that is computed from inputs and has fewer values than the other."""
+    if node.op_type not in _AFFINE - {"BatchNormalization"} or len(_given(node)) != 2:
+        return False
+    other = node.inputs[1 - list(node.inputs).index(value)]
+    return _computed(value, front) and _is_spread(_sizes(value), _sizes(other))
+
+
+def _computed(value: ir.Value, front: set[ir.Node]) -> bool:
+    """Whether a tensor is made of inputs by more than moves."""
+    maker = value.producer()
+    while maker is not None and maker in front and maker.op_type in MOVES_VALUES and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    return maker is not None and maker in front
+
+
+def _is_spread(small: tuple[int | None, ...], large: tuple[int | None, ...]) -> bool:
+    """Whether a tensor of one shape is repeated to meet another."""
+    pairs = list(zip(reversed(small), reversed(large), strict=False))
+    repeated = any(a == 1 and b != 1 for a, b in pairs)
+    return (repeated or len(small) < len(large)) and all(a == 1 or b != 1 for a, b in pairs)
+
+
+def _sizes(value: ir.Value | None) -> tuple[int | None, ...]:
+    """The sizes of a tensor, ``None`` for free ones."""
+    shape = () if value is None or value.shape is None else tuple(value.shape)
+    return tuple(size if isinstance(size, int) else None for size in shape)
+
+
+def _given(node: ir.Node) -> list[ir.Value]:
+    return [value for value in node.inputs if value is not None and not is_constant(value)]
+
+
+def _makers(values: list[ir.Value]) -> Iterator[ir.Node]:
+    """All that tensors are computed from."""
+    seen, ahead = set[ir.Node](), [value.producer() for value in values]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            ahead += [value.producer() for value in node.inputs if value is not None]
