@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 import quark.onnx as onnx_flow
 import quark.torch as torch_flow
@@ -68,3 +69,88 @@ def test_a_class_of_a_user_may_set_more_when_it_is_made() -> None:
     assert made.noted == "b"
     with pytest.raises(ConfigError, match="field of Mine"):
         made.note = "c"  # type: ignore[attr-defined]
+
+
+# ---- a configuration that was changed is checked as one that is made so ----------------------------------------------
+
+
+def torch_job(change: Any) -> None:
+    """A job under a configuration that changes after the quantizer has it; the model stays as it was."""
+    weight = torch_config.Int4PerGroupSpec(ch_axis=-1, group_size=4).to_quantization_spec()
+    layer = torch_config.QLayerConfig(weight=weight)
+    config = torch_config.QConfig(layer, algo_config=[torch_config.GPTAQConfig()])
+    quantizer, net = torch_flow.ModelQuantizer(config), torch.nn.Sequential(torch.nn.Linear(8, 8))
+    change(config)
+    try:
+        quantizer.quantize_model(net, [torch.ones(2, 8)])
+    finally:
+        assert type(net[0]) is torch.nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda config: setattr(config.algo_config[0], "alpha", 5), "GPTAQConfig: alpha=5 must be between 0 and 1"),
+        (lambda config: setattr(config.algo_config[0], "static_groups", False), "static_groups=False must be True"),
+        (lambda config: setattr(config.algo_config[0], "name", "awq"), "name='awq' must be 'gptaq'"),
+        (lambda config: setattr(config, "algo_config", ["gptq"]), "algo_config must be a list of algorithms"),
+        (lambda config: setattr(config, "min_kv_scale", -1.0), "min_kv_scale must be a number of at least 0"),
+        (lambda config: setattr(config, "min_kv_scale", "1"), "min_kv_scale must be a number of at least 0"),
+        (lambda config: setattr(config, "quant_mode", "graph"), "quant_mode 'graph'"),
+        (lambda config: setattr(config, "exclude", None), "exclude must be a list of layer names"),
+        (lambda config: setattr(config, "layer_quant_config", ["0"]), "layer_quant_config must be a dictionary"),
+        (
+            lambda config: setattr(config, "kv_cache_per_head", "no"),
+            "kv_cache_per_head must be True or False, not 'no'",
+        ),
+        (lambda config: setattr(config.global_quant_config, "weight", "int4"), "weight must be a QTensorConfig"),
+        (
+            lambda config: setattr(config.global_quant_config.weight, "symmetric", "no"),
+            "symmetric must be True or False",
+        ),
+        (lambda config: setattr(config.global_quant_config.weight, "group_size", "x"), "group_size must be a positive"),
+        (
+            lambda config: setattr(config.global_quant_config.weight, "is_scale_quant", "no"),
+            "is_scale_quant must be True",
+        ),
+    ],
+)
+def test_a_torch_configuration_that_was_changed_is_checked_before_any_work(change: Any, words: str) -> None:
+    with pytest.raises((ConfigError, TypeError), match=words):
+        torch_job(change)
+
+
+def test_a_mode_that_is_set_by_name_is_the_mode() -> None:
+    config = torch_config.QConfig(torch_config.QLayerConfig())
+    config.quant_mode = "fx_graph_mode"  # type: ignore[assignment]
+    assert config.quant_mode is torch_config.QConfig(torch_config.QLayerConfig(), quant_mode="fx_graph_mode").quant_mode  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda config: setattr(config.global_config, "weight", 3), "the field weight must be a spec"),
+        (lambda config: setattr(config.global_config.weight, "symmetric", "no"), "symmetric must be True or False"),
+        (
+            lambda config: setattr(config.global_config.weight, "data_type", "int8"),
+            "data_type must be a data type class",
+        ),
+        (lambda config: setattr(config.global_config.weight, "quant_granularity", "x"), "quant_granularity 'x'"),
+        (lambda config: setattr(config.global_config.weight, "group_size", -3), "group_size must be a positive"),
+        (lambda config: setattr(config, "use_external_data_format", "no"), "must be True or False, not 'no'"),
+        (lambda config: setattr(config, "use_dynamic_quant", "no"), "use_dynamic_quant must be True or False"),
+    ],
+)
+def test_an_onnx_configuration_that_was_changed_is_checked(change: Any, words: str) -> None:
+    config = onnx_flow.QConfig()
+    with pytest.raises(ConfigError, match=words):
+        change(config)
+        config.compile()
+
+
+@pytest.mark.parametrize("name", ["include_cle", "enable_npu_transformer", "use_external_data_format"])
+def test_a_switch_of_a_preset_is_no_word(name: str) -> None:
+    config = onnx_flow.Config(onnx_flow.get_default_config("XINT8"))
+    setattr(config.global_quant_config, name, "no")
+    with pytest.raises(ConfigError, match=f"{name} must be True or False, not 'no'"):
+        config.compile()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from quark.errors import check_name
+from quark.errors import ConfigError, check_name
 
 
 class KnownFields:
@@ -23,6 +23,13 @@ class KnownFields:
         if not name.startswith("_"):
             check_name(f"field of {kind.__name__}", name, _fields(kind))
         super().__setattr__(name, value)
+
+
+def check_switches(config: object, *names: str) -> None:
+    """Raise for a field that is neither True nor False: of words, "no" too, all count as True."""
+    for name in names:
+        if not isinstance(value := getattr(config, name), bool):
+            raise ConfigError(f"the field {name} must be True or False, not {value!r}")
 
 
 @cache

@@ -57,11 +57,7 @@ class ModelQuantizer:
     def __init__(self, config: QConfig, multi_device: bool = False) -> None:
         if not isinstance(config, QConfig):
             raise TypeError(f"config must be a quark.torch QConfig, not {type(config).__name__}")
-        check_available(config)
-        if config.algo_config:
-            from quark.torch.algorithms.registry import check_order
-
-            check_order(config.algo_config)
+        check_job(config)
         if multi_device:
             raise ConfigError(
                 "multi_device=True is not available: put the model on one device, or let `quark torch quantize-files "
@@ -91,6 +87,7 @@ class ModelQuantizer:
             DataError: no samples where they are needed, or NaN. In all cases the model is as it was.
         """
         check_model(model)
+        check_job(self.config)
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
             from quark.torch.graph.quantize import keep, quantize_graph
 
@@ -109,6 +106,7 @@ class ModelQuantizer:
         Raises:
             ConfigError, ModelError: as ``quantize_model``.
         """
+        check_job(self.config)
         with ExitStack() as undo:
             for put_back in (*unfuse_experts(model).values(), *unroll_recurrent(model).values()):
                 undo.callback(put_back)
@@ -256,6 +254,15 @@ class ModelQuantizer:
             for _, scale in learned_scales(model):
                 scale.requires_grad_(False)
         return model
+
+
+def check_job(config: QConfig) -> None:
+    """Refuse, before any work, what no job can use; a configuration may have changed since it was made."""
+    check_available(config)
+    if config.algo_config:
+        from quark.torch.algorithms.registry import check_order
+
+        check_order(config.algo_config)
 
 
 def check_model(model: nn.Module) -> None:

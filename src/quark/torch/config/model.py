@@ -10,12 +10,13 @@ Fields that are recorded but not used yet are refused by name when a model is qu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, fields
+from enum import Enum
 from typing import Any
 
 from quark import __version__
-from quark.config.known_fields import KnownFields
+from quark.config.known_fields import KnownFields, check_switches
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_names
@@ -28,6 +29,8 @@ from quark.torch.layers import type_names, type_of_name
 from quark.torch.stage import Stage, Stages
 
 SLOTS = ("input_tensors", "output_tensors", "weight", "bias")
+MODES: dict[str, type[Enum]] = {"quant_mode": QuantizationMode, "quant_flow": QuantFlow}
+SWITCHES = ("kv_cache_post_rope", "kv_cache_per_head", "sync_moe_expert_input_amax", "keep_prequantized_layers")
 SECOND_LEVEL = {Dtype.fp8_e4m3: "e4m3", Dtype.fp8_e5m3: "e5m3"}
 TensorConfigs = QTensorConfig | list[QTensorConfig] | None
 
@@ -49,14 +52,16 @@ class QLayerConfig(KnownFields):
     target_device: DeviceType | None = None
 
     def __post_init__(self) -> None:
-        self.target_device = member(DeviceType, "target_device", self.target_device)
         for slot in SLOTS:
-            check_slot(slot, getattr(self, slot))
             self.stages(slot)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, member(DeviceType, name, value) if name == "target_device" else value)
 
     def stages(self, slot: str) -> Stages:
         """What runs on the tensor called ``slot``; empty: it stays float."""
         configs = getattr(self, slot)
+        check_slot(slot, configs)
         if configs is None:
             return ()
         if isinstance(configs, QTensorConfig):
@@ -193,24 +198,40 @@ class QConfig(KnownFields):
     kv_cache_per_head: bool = False
 
     def __post_init__(self) -> None:
-        self.quant_mode = member(QuantizationMode, "quant_mode", self.quant_mode)
-        self.quant_flow = member(QuantFlow, "quant_flow", self.quant_flow)
-        layer_configs = {
-            "global_quant_config": self.global_quant_config,
-            **{f"layer_quant_config[{name!r}]": value for name, value in self.layer_quant_config.items()},
-            **{f"layer_type_quant_config[{key}]": value for key, value in self.layer_type_quant_config.items()},
-            **{f"kv_cache_quant_config[{name!r}]": value for name, value in self.kv_cache_quant_config.items()},
-        }
-        for name, value in layer_configs.items():
+        self.check()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, member(MODES[name], name, value) if name in MODES else value)
+
+    def check(self) -> None:
+        """Raise for a field that cannot be, those of layers, tensors and algorithms too: all may change after they are
+        made.
+
+        Raises:
+            TypeError: a field of another type.
+            ConfigError: a value that cannot be, or that does not go with others.
+        """
+        for name, value in self._layers():
             if not isinstance(value, QLayerConfig):
                 raise TypeError(f"the field {name} must be a QLayerConfig, not {value!r}")
-        if isinstance(self.exclude, str) or not all(isinstance(name, str) for name in self.exclude):
+            value.__post_init__()
+        check_switches(self, *SWITCHES)
+        if not is_names(self.exclude):
             raise TypeError(f"the field exclude must be a list of layer names and globs, not {self.exclude!r}")
         for key in self.layer_type_quant_config:
             type_of_name(key)
         check_cache("kv_cache_quant_config", self.kv_cache_quant_config)
         check_cache_scales(self)
         check_algorithms(self.algo_config)
+
+    def _layers(self) -> Iterator[tuple[str, Any]]:
+        """The configurations of layers, by what they are called in messages."""
+        yield "global_quant_config", self.global_quant_config
+        for name in ("layer_quant_config", "layer_type_quant_config", "kv_cache_quant_config"):
+            if not isinstance(given := getattr(self, name), Mapping):
+                raise TypeError(f"the field {name} must be a dictionary, not {given!r:.80}")
+            shown = str if name == "layer_type_quant_config" else repr
+            yield from ((f"{name}[{shown(key)}]", value) for key, value in given.items())
 
     @staticmethod
     def with_llm_template(
@@ -279,16 +300,24 @@ class QConfig(KnownFields):
 Config = QConfig
 
 
+def is_names(value: Any) -> bool:
+    """Whether there are names, and not one text, which would count letter by letter."""
+    return not isinstance(value, str) and isinstance(value, Iterable) and all(isinstance(one, str) for one in value)
+
+
 def check_algorithms(configs: list[AlgoConfig] | None) -> None:
     """A list of algorithms, or None."""
     if configs is not None and not (isinstance(configs, list) and all(isinstance(x, AlgoConfig) for x in configs)):
         known = ", ".join(sorted(cls.__name__ for cls in AlgoConfig.registry.values()))
         raise TypeError(f"the field algo_config must be a list of algorithms ({known}), not {configs!r}")
+    for one in configs or []:
+        one.__post_init__()
 
 
 def check_cache_scales(config: QConfig) -> None:
     """Fields that change static symmetric scales, so there are such scales."""
-    if isinstance(config.min_kv_scale, bool) or not 0 <= config.min_kv_scale < float("inf"):
+    least: Any = config.min_kv_scale
+    if not isinstance(least, int | float) or isinstance(least, bool) or not 0 <= least < float("inf"):
         refuse(f"min_kv_scale must be a number of at least 0, not {config.min_kv_scale!r}")
     known = ("kv_cache_group", "min_kv_scale", "kv_cache_per_head", "kv_cache_post_rope")
     used = [name for name in known if getattr(config, name)]
@@ -333,7 +362,8 @@ def layers_from_dict(data: Mapping[str, Any] | None) -> dict[str, QLayerConfig]:
 
 
 def check_available(config: QConfig) -> None:
-    """Raise ``ConfigError`` for a field that asks for something that is not there."""
+    """Raise for a field that cannot be, as ``QConfig.check``, or that asks for something that is not there."""
+    config.check()
     for name, allowed in UNAVAILABLE.items():
         value = getattr(config, name)
         if value not in allowed:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, NoReturn
 
-from quark.config.known_fields import KnownFields
+from quark.config.known_fields import KnownFields, check_switches
 from quark.config.tensor import TensorSpec, narrow_of, scale_rule_of
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_name, check_names, unknown
@@ -127,7 +127,6 @@ class QTensorConfig(KnownFields):
     def __post_init__(self) -> None:
         if self.block_size is not None:
             object.__setattr__(self, "block_size", tuple(self.block_size))
-        check_values(self)
         self.to_stage()
 
     def set_group_size(self, group_size: int) -> None:
@@ -147,8 +146,9 @@ class QTensorConfig(KnownFields):
         """What runs.
 
         Raises:
-            ConfigError: fields that do not go together.
+            ConfigError: a field that cannot be, or fields that do not go together.
         """
+        check_values(self)
         spec = block_spec(self) if is_block(self) else element_spec(self)
         stage = Stage(with_method(spec, self), chosen_observer(self))
         if stage.needs_range and stage.observer is observers.PlaceholderObserver:
@@ -210,6 +210,7 @@ def check_values(config: QTensorConfig) -> None:
     cls = config.observer_cls
     if cls is not None and not (isinstance(cls, type) and issubclass(cls, ObserverBase)):
         refuse(f"the field observer_cls must be a class derived from ObserverBase, not {cls!r}")
+    check_switches(config, "is_scale_quant")
     for field in ("is_dynamic", "symmetric"):
         if getattr(config, field) not in (None, True, False):
             refuse(f"the field {field} must be True or False, not {getattr(config, field)!r}")
@@ -315,7 +316,7 @@ def element_spec(config: QTensorConfig) -> TensorSpec:
         refuse(f"{config.dtype.name} has no zero point: symmetric must be True or None, not False")
     return TensorSpec(
         row.name,
-        symmetric=symmetric,
+        symmetric=bool(symmetric),
         narrow=narrow_of(config.narrow, False, symmetric, row.name),
         granularity=granularity,
         scale_rule=scale_rule_of(config.scale_rule, *implied_rule(config), row.name),

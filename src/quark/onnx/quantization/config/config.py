@@ -5,13 +5,13 @@ Both compile to a ``Job``. Compiling reads them and never changes them, so one o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import field, replace
 from typing import Any
 
 from quark.config.job import Job, Target, for_target
-from quark.config.known_fields import KnownFields
+from quark.config.known_fields import KnownFields, check_switches
 from quark.config.options import Options, parse_options
 from quark.config.presets import PRESETS, Preset, get_preset
 from quark.config.rules import Rule, Rules
@@ -78,6 +78,7 @@ class QConfig(KnownFields):
         Raises:
             ConfigError: a field that cannot work, named with its value and what is allowed.
         """
+        check_switches(self, "use_external_data_format", "use_dynamic_quant")
         algorithms = checked(self.algo_config)
         if not isinstance(self.global_config, QLayerConfig):
             raise ConfigError(
@@ -300,6 +301,9 @@ def _fine_tuning(preset: Preset) -> list[AlgoConfig]:
     return [replace(preset_tuners()[preset.tuning])]
 
 
+_SWITCHES = ("include_cle", "enable_npu_transformer", "use_external_data_format", "use_dynamic_quant")
+
+
 class Config(KnownFields):
     """The older wrapper: ``Config(global_quant_config=get_default_config("XINT8"))``.
 
@@ -318,6 +322,7 @@ class Config(KnownFields):
     def compile(self) -> Job:
         """The job that this configuration stands for."""
         legacy = self.global_quant_config
+        check_switches(legacy, *_SWITCHES)
         lists = {
             "OpTypesToQuantize": legacy.op_types_to_quantize,
             "ExtraOpTypesToQuantize": legacy.extra_op_types_to_quantize,
@@ -335,9 +340,9 @@ class Config(KnownFields):
             "IgnoreWarnings": legacy.ignore_warnings,
             **{name: value for name, value in lists.items() if value},
             **modes,
-            **legacy.extra_options,
         }
-        options = parse_options(given)
+        own = legacy.extra_options or {}
+        options = parse_options({**given, **own} if isinstance(own, Mapping) else own)
         excluded = (
             *parse_selectors(legacy.nodes_to_exclude, "nodes_to_exclude"),
             *parse_selectors(legacy.subgraphs_to_exclude, "subgraphs_to_exclude"),

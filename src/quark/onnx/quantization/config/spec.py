@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from quark.config.algorithm import Allowed
 from quark.config.known_fields import KnownFields
 from quark.config.tensor import LayerSpec, TensorSpec, narrow_of, scale_rule_of
 from quark.errors import ConfigError, check_names, unknown
@@ -95,6 +96,22 @@ def _member(field: str, value: Any, allowed: type[enum.Enum]) -> Any:
     return value
 
 
+def _is_group(size: Any) -> bool:
+    return size is None or (isinstance(size, int) and not isinstance(size, bool) and size > 0)
+
+
+def _is_data_type(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseDataType)
+
+
+#: What fields may be that are no members of enumerations.
+_ALLOWED = {
+    "symmetric": Allowed("True or False", lambda value: isinstance(value, bool)),
+    "data_type": Allowed("a data type class such as Int8", _is_data_type),
+    "group_size": Allowed("a positive number of elements", _is_group),
+}
+
+
 def _named(field: str, text: str, values: Mapping[str, Any], owner: str = "") -> Any:
     """The value of a name, which its class may stand before."""
     name = text.removeprefix(f"{owner}.") if owner else text
@@ -149,37 +166,37 @@ class QTensorConfig(KnownFields):
         self.scale_rule = scale_rule
         self.calibration_settings = None if calibration_settings is None else dict(calibration_settings)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Fields are checked when the configuration is made and later."""
+        searched = name == "calibration_method" and isinstance(value, str) and value in SEARCHES
+        if name in _ENUMERATIONS and not searched:
+            _member(name, value, _ENUMERATIONS[name])
+        if name in _ALLOWED and not _ALLOWED[name].holds(value):
+            raise ConfigError(f"the field {name} must be {_ALLOWED[name].words}, not {value!r}")
+        super().__setattr__(name, value)
+
     def set_symmetric(self, symmetric: bool) -> None:
         """Set the field ``symmetric``."""
-        if not isinstance(symmetric, bool):
-            raise ConfigError(f"the field symmetric must be True or False, not {symmetric!r}")
         self.symmetric = symmetric
 
     def set_scale_type(self, scale_type: ScaleType) -> None:
         """Set the field ``scale_type``."""
-        self.scale_type: ScaleType = _member("scale_type", scale_type, ScaleType)
+        self.scale_type = scale_type
 
     def set_calibration_method(self, calibration_method: CalibMethod | str) -> None:
         """Set the field ``calibration_method``; a string names a row of ``quark.observers.SEARCHES``."""
-        if not (isinstance(calibration_method, str) and calibration_method in SEARCHES):
-            _member("calibration_method", calibration_method, CalibMethod)
-        self.calibration_method: CalibMethod | str = calibration_method
+        self.calibration_method = calibration_method
 
     def set_quant_granularity(self, quant_granularity: QuantGranularity) -> None:
         """Set the field ``quant_granularity``."""
-        self.quant_granularity: QuantGranularity = _member("quant_granularity", quant_granularity, QuantGranularity)
+        self.quant_granularity = quant_granularity
 
     def set_data_type(self, data_type: type[BaseDataType]) -> None:
         """Set the field ``data_type``."""
-        if not (isinstance(data_type, type) and issubclass(data_type, BaseDataType)):
-            raise ConfigError(f"the field data_type must be a data type class such as Int8, not {data_type!r}")
         self.data_type = data_type
 
     def set_group_size(self, group_size: int | None) -> None:
         """Set the field ``group_size``."""
-        whole = isinstance(group_size, int) and not isinstance(group_size, bool) and group_size > 0
-        if group_size is not None and not whole:
-            raise ConfigError(f"the field group_size must be a positive number of elements, not {group_size!r}")
         self.group_size = group_size
 
     def to_spec(self) -> TensorSpec:
@@ -351,9 +368,12 @@ class QLayerConfig(KnownFields):
         self.weight = weight
         self.bias = bias
         self.output_tensors = output_tensors
-        for field, value in vars(self).items():
-            if value is not None and not isinstance(value, QTensorConfig):
-                raise ConfigError(f"QLayerConfig: the field {field} must be a spec such as Int8Spec(), not {value!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Fields are checked when the configuration is made and later."""
+        if name in _LAYER_FIELDS and value is not None and not isinstance(value, QTensorConfig):
+            raise ConfigError(f"QLayerConfig: the field {name} must be a spec such as Int8Spec(), not {value!r}")
+        super().__setattr__(name, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Field names to the dictionaries of the specs; fields that are None are left out."""
