@@ -193,6 +193,7 @@ BODY = tuple(
 FINISH = (
     Step("ConvertClipToRelu", "convert_clip_to_relu", lambda job: {"loose": True}),
     Step("FoldRelu", "fold_relu"),
+    Step("FasterForms", "faster_floats", default=on_cpu),
 )
 #: What is said of the tensors of the finished graph.
 STATE = (Step("FillAllValueInfo", "fill_value_info"),)

@@ -2,15 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
+import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, label
+from quark.onnx.graph.surgery import STANDS_FOR, Names, add_initializer, label, substitute
 
 Found = TypeVar("Found")
+
+
+class Writer:
+    """Nodes in the place of one: the layer, by its type, keeps its name, without one the last; what rules say
+    of that name holds for the others too."""
+
+    def __init__(self, node: ir.Node, layer: str, names: Names) -> None:
+        self.node, self.layer, self.names = node, layer, names
+        self.base = node.name or str(node.outputs[0].name)
+        self.nodes = list[ir.Node]()
+
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any] | None = None,
+        domain: str = "",
+    ) -> ir.Value:
+        """One more node behind the others; what it makes. Attributes of ``None`` are left out."""
+        kept = {key: value for key, value in (attributes or {}).items() if value is not None}
+        return self._write(op_type, inputs, kept, domain)[0]
+
+    def split(self, value: ir.Value, sizes: Sequence[int]) -> list[ir.Value]:
+        """Parts of the last axis."""
+        where = self.constant(np.array(sizes, np.int64), "sizes")
+        return self._write("Split", [value, where], {"axis": -1}, count=len(sizes))
+
+    def _write(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any],
+        domain: str = "",
+        count: int = 1,
+    ) -> list[ir.Value]:
+        outputs = [ir.Value(name=self.names.fresh(f"{self.base}_{op_type}")) for _ in range(count)]
+        name = self.base if op_type == self.layer else outputs[0].name
+        made = ir.node(op_type, inputs, attributes, domain=domain, outputs=outputs, name=name)
+        made.meta[STANDS_FOR] = (self.base,)
+        self.nodes.append(made)
+        return outputs
+
+    def constant(self, array: np.ndarray, name: str) -> ir.Value:
+        """An initializer beside the node."""
+        graph = self.node.graph
+        if not isinstance(graph, ir.Graph):
+            raise ValueError(f"{self.base!r} is in no graph")
+        return add_initializer(graph, array, self.names.fresh(f"{self.base}_{name}"))
+
+    def stand_for(self, position: int = 0) -> None:
+        """Let what was written since the last call make an output of the node."""
+        if not self.layer:
+            self.nodes[-1].name = self.base
+        substitute(self.node.outputs[position], self.nodes)
+        self.nodes = []
 
 
 def rewrite_each(

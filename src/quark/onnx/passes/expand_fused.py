@@ -17,7 +17,7 @@ FusedMatMul transposes; operands of unknown rank that it transposes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,9 @@ import onnx_ir as ir
 
 from quark.dataclass import dataclass
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.rewriting import Writer, rewrite_each
 from quark.onnx.graph.surgery import (
-    STANDS_FOR,
     Names,
-    add_initializer,
     attribute,
     constant_array,
     float_attribute,
@@ -37,7 +35,6 @@ from quark.onnx.graph.surgery import (
     input_at,
     int_attribute,
     ints_attribute,
-    substitute,
 )
 
 MICROSOFT = "com.microsoft"
@@ -54,58 +51,6 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-class _Writer:
-    """Nodes in the place of one: the layer keeps its name; what rules say of that name holds for the others too."""
-
-    def __init__(self, node: ir.Node, layer: str, names: Names) -> None:
-        self.node, self.layer, self.names = node, layer, names
-        self.base = node.name or str(node.outputs[0].name)
-        self.nodes = list[ir.Node]()
-
-    def add(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        attributes: Mapping[str, Any] | None = None,
-        domain: str = "",
-    ) -> ir.Value:
-        """One more node behind the others; what it makes. Attributes of ``None`` are left out."""
-        kept = {key: value for key, value in (attributes or {}).items() if value is not None}
-        return self._write(op_type, inputs, kept, domain)[0]
-
-    def split(self, value: ir.Value, sizes: Sequence[int]) -> list[ir.Value]:
-        """Parts of the last axis."""
-        where = self.constant(np.array(sizes, np.int64), "sizes")
-        return self._write("Split", [value, where], {"axis": -1}, count=len(sizes))
-
-    def _write(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        attributes: Mapping[str, Any],
-        domain: str = "",
-        count: int = 1,
-    ) -> list[ir.Value]:
-        outputs = [ir.Value(name=self.names.fresh(f"{self.base}_{op_type}")) for _ in range(count)]
-        name = self.base if op_type == self.layer else outputs[0].name
-        made = ir.node(op_type, inputs, attributes, domain=domain, outputs=outputs, name=name)
-        made.meta[STANDS_FOR] = (self.base,)
-        self.nodes.append(made)
-        return outputs
-
-    def constant(self, array: np.ndarray, name: str) -> ir.Value:
-        """An initializer beside the node."""
-        graph = self.node.graph
-        if not isinstance(graph, ir.Graph):
-            raise ValueError(f"{self.base!r} is in no graph")
-        return add_initializer(graph, array, self.names.fresh(f"{self.base}_{name}"))
-
-    def stand_for(self, position: int = 0) -> None:
-        """Let what was written since the last call make an output of the node."""
-        substitute(self.node.outputs[position], self.nodes)
-        self.nodes = []
-
-
 def run(model: ir.Model) -> PassReport:
     """Write every fused operator out, in place."""
 
@@ -114,7 +59,7 @@ def run(model: ir.Model) -> PassReport:
 
     def write(node: ir.Node, _: ir.Node, names: Names) -> None:
         row = ROWS[node.op_type]
-        row.expand(_Writer(node, row.layer, names), node)
+        row.expand(Writer(node, row.layer, names), node)
 
     nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if _is_fused(node)]
     return rewrite_each(model, "expand_fused", nodes, look, write)
@@ -142,7 +87,7 @@ def _unknown_function(node: ir.Node) -> str | None:
     return None if name in _FUNCTIONS else f"its activation function is {name}"
 
 
-def _function(writer: _Writer, value: ir.Value, parameters: Sequence[float]) -> None:
+def _function(writer: Writer, value: ir.Value, parameters: Sequence[float]) -> None:
     """The activation function of a fused layer, with its parameters in their order."""
     name = str(attribute(writer.node, "activation", "Relu"))
     given: dict[str, Any] = dict(zip(_FUNCTIONS[name], parameters, strict=False))
@@ -154,14 +99,14 @@ def _function(writer: _Writer, value: ir.Value, parameters: Sequence[float]) -> 
     writer.stand_for()
 
 
-def _conv(writer: _Writer, node: ir.Node) -> None:
+def _conv(writer: Writer, node: ir.Node) -> None:
     made = writer.add("Conv", [input_at(node, position) for position in range(3)], _kept(node, _CONV))
     if (other := input_at(node, 3)) is not None:
         made = writer.add("Add", [made, other])
     _function(writer, made, floats_attribute(node, "activation_params"))
 
 
-def _gemm(writer: _Writer, node: ir.Node) -> None:
+def _gemm(writer: Writer, node: ir.Node) -> None:
     made = writer.add("Gemm", node.inputs, _kept(node, _GEMM))
     names = ("activation_alpha", "activation_beta")
     _function(writer, made, [float_attribute(node, name, 0.0) for name in names if name in node.attributes])
@@ -180,7 +125,7 @@ def _no_product(node: ir.Node) -> str | None:
     return None
 
 
-def _product(writer: _Writer, node: ir.Node) -> None:
+def _product(writer: Writer, node: ir.Node) -> None:
     alpha, operands = float_attribute(node, "alpha", 1.0), list[ir.Value | None]()
     for position, name in enumerate(("transA", "transB")):
         value, turned = node.inputs[position], bool(int_attribute(node, name, 0))
@@ -203,13 +148,13 @@ def _product(writer: _Writer, node: ir.Node) -> None:
 # ---- activation functions --------------------------------------------------------------------------------------------
 
 
-def _with_bias(writer: _Writer, node: ir.Node) -> None:
+def _with_bias(writer: Writer, node: ir.Node) -> None:
     summed = writer.add("Add", node.inputs[:2])
     writer.add(writer.layer, [summed], domain=MICROSOFT)
     writer.stand_for()
 
 
-def _quick_gelu(writer: _Writer, node: ir.Node) -> None:
+def _quick_gelu(writer: Writer, node: ir.Node) -> None:
     x, alpha = node.inputs[0], float_attribute(node, "alpha", 1.702)
     inner = x
     if alpha != 1.0 and x is not None:
@@ -237,7 +182,7 @@ def _no_attention(node: ir.Node) -> str | None:
     return None if counted else "its mask has another form than one entry for each position"
 
 
-def _attention(writer: _Writer, node: ir.Node) -> None:
+def _attention(writer: Writer, node: ir.Node) -> None:
     weight = constant_array(node.inputs[1])
     width = 0 if weight is None else weight.shape[1]
     made = writer.add("MatMul", node.inputs[:2])
@@ -256,7 +201,7 @@ def _no_embedding(node: ir.Node) -> str | None:
     return "it counts a mask that it is not given" if _used(node, 1) and input_at(node, 7) is None else None
 
 
-def _embedding(writer: _Writer, node: ir.Node) -> None:
+def _embedding(writer: Writer, node: ir.Node) -> None:
     ids, segments, words, places, kinds, scale, bias = (input_at(node, position) for position in range(7))
     if _used(node, 1):
         axis = writer.constant(np.array([1], np.int64), "axis")
@@ -276,7 +221,7 @@ def _embedding(writer: _Writer, node: ir.Node) -> None:
     writer.stand_for()
 
 
-def _counted(writer: _Writer, ids: ir.Value | None) -> ir.Value:
+def _counted(writer: Writer, ids: ir.Value | None) -> ir.Value:
     """0, 1, … along the second axis."""
     zero, one = (writer.constant(np.array(number, np.int64), f"number_{number}") for number in (0, 1))
     length = writer.add("Gather", [writer.add("Shape", [ids]), one])
@@ -288,7 +233,7 @@ class _Row:
     """The layer that keeps the name, the reason why a node stays, and what writes it out."""
 
     layer: str
-    expand: Callable[[_Writer, ir.Node], None]
+    expand: Callable[[Writer, ir.Node], None]
     why_not: Callable[[ir.Node], str | None] = lambda node: None
 
 

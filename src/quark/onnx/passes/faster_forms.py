@@ -3,6 +3,7 @@
     Conv ∘ Concat(x[0::2, 0::2], x[1::2, 0::2], …)  =  one Conv on x, kernel and stride doubled      (also SpaceToDepth)
     AveragePool                                     =  a depthwise Conv whose weights are 1 / size
     Softmax over channels of [N, C, H, W]           =  Softmax over channels of [N, C, H * W]
+    PRelu with the same slope everywhere            =  LeakyRelu
 
 The first form, the "focus" at the start of detectors, reads every pixel once instead of copying it four times at a
 stride. ONNX Runtime's integer AveragePool takes 20 times as long as its float one, a depthwise convolution a quarter.
@@ -48,9 +49,25 @@ def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
     name, pools = "faster_forms", nodes_of(model, "AveragePool")
     joined = rewrite_each(model, name, nodes_of(model, "Conv"), _focus, _join)
+    joined += rewrite_each(model, name, nodes_of(model, "PRelu"), _slope, _leaky)
     rows = nodes_of(model, "Softmax", "LogSoftmax") if opset(model) >= OF_ONE_AXIS else []
     joined += rewrite_each(model, name, rows, _over_channels, _flat)
     return joined + rewrite_each(model, name, pools, lambda one: _not_depthwise(one) or one, _depthwise)
+
+
+# ---- one slope -------------------------------------------------------------------------------------------------------
+
+
+def _slope(node: ir.Node) -> float | None:
+    slopes = constant_array(input_at(node, 1))
+    if slopes is None or not slopes.size or node.outputs[0].dtype != ir.DataType.FLOAT:
+        return None
+    return float(slopes.flat[0]) if np.ptp(slopes) == 0 else None  # none of NaN and infinite ones
+
+
+def _leaky(node: ir.Node, slope: float, _: Names) -> None:
+    """A LeakyRelu, which has an integer kernel, and a float one that takes a twentieth."""
+    substitute(node.outputs[0], [ir.node("LeakyRelu", node.inputs[:1], {"alpha": slope}, name=node.name)])
 
 
 # ---- softmax over channels -------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from quark.onnx.passes import (
     cross_layer_equalization,
     direct_convs,
     expand_fused,
+    faster_floats,
     faster_forms,
     fewer_moves,
     fill_value_info,
@@ -212,10 +213,17 @@ TABLE: tuple[Pass, ...] = (
     ),
     Pass(
         "faster_forms",
-        "Sums in forms that kernels run faster: focus, averages as convolutions, Softmax over channels as over rows.",
+        "Forms that kernels run faster: focus, averages as convolutions, Softmax over channels, PRelu of one slope.",
         faster_forms.run,
         shapes=True,
-        when=("Conv", "AveragePool", "Softmax", "LogSoftmax"),
+        when=("Conv", "AveragePool", "Softmax", "LogSoftmax", "PRelu"),
+    ),
+    Pass(
+        "faster_floats",
+        "What stays float takes forms that kernels run faster: activation functions, normalizations of sums.",
+        faster_floats.run,
+        shapes=True,
+        when=("PRelu", "Elu", "Softplus", "Mish", "ReduceMean", *faster_floats.NORMS),
     ),
     Pass(
         "convert_split_to_slice",

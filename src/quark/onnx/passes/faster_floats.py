@@ -1,0 +1,182 @@
+"""Forms of the same arithmetic that float kernels run faster, in a graph that is quantized (FasterForms).
+
+    PRelu(x, s)                       =  Max(x, s · x), or Relu(x) + s · Min(x, 0) where a slope is not in 0..1
+    Elu(x)                            =  Max(x, α · (exp(Min(x, 0)) - 1)), where α is not above 1
+    Softplus(x)                       =  Relu(x) + log(1 + exp(-|x|))
+    Mish(x), x · Tanh(Softplus(x))    =  x · n / (n + 2) with n = e · (e + 2), e = exp(Min(x, 20))
+    Reciprocal(Sqrt(mean + ε))        =  1 / Sqrt(mean + ε), which is fused into an RMS normalization
+    Norm(Add(a, b))                   =  Norm(Sum(a, b)), which is not fused
+
+Microseconds for 32 x 64 x 64, one thread, ONNX Runtime 1.31: PRelu 516 and 38 (55), Elu 190 and 67, Softplus 1224 and
+249, Mish 1267 and 100; RMS normalization of 197 x 768 that is written with a Reciprocal 82 and 32; Add and
+LayerNormalization of 197 x 768 fused into SkipLayerNormalization 599, apart 74. What is fused by the runtime computes
+one element at a time; elementary functions and sums run over vectors.
+
+These are for float kernels: between QuantizeLinear and DequantizeLinear each new tensor would be rounded, so this
+happens to the finished graph. Results differ by float32's rounding. Not handled: other element types, fewer than
+``ENOUGH`` elements, or one in the last axis, over which a scalar is slow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import Writer, rewrite_each
+from quark.onnx.graph.surgery import (
+    Names,
+    constant_array,
+    float_attribute,
+    input_at,
+    is_constant,
+    nodes_of,
+    sole_consumer,
+)
+
+#: From so many elements on the kernels that are saved count more than the calls that are added.
+ENOUGH = 4096
+#: What an axis of unknown size counts as.
+FREE = 64
+#: exp(20)² is a float32, and Mish(20) = 20 in float32.
+_LARGEST = 20.0
+NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+#: What reads a tensor that a normalization, written out, begins with, without its scale.
+_WRITTEN_OUT = ({"ReduceMean", "Sub"}, {"Pow", "Mul"}, {"Pow", "Div"})
+
+
+def run(model: ir.Model) -> PassReport:
+    """Rewrite a quantized ``model`` in place."""
+    report = PassReport("faster_floats")
+    for kind, fits, write in _FORMS:
+        look, rewrite = partial(_fitting, fits), partial(_rewrite, write)
+        report += rewrite_each(model, report.name, nodes_of(model, kind), look, rewrite)
+    return report
+
+
+def _fitting(fits: Callable[[ir.Node], bool], node: ir.Node) -> ir.Node | None:
+    return node if fits(node) else None
+
+
+def _rewrite(write: Callable[[Writer, ir.Node], None], node: ir.Node, _: ir.Node, names: Names) -> None:
+    writer = Writer(node, "", names)
+    write(writer, node)
+    writer.stand_for()
+
+
+# ---- activation functions --------------------------------------------------------------------------------------------
+
+
+def _large(node: ir.Node) -> bool:
+    """Whether a node makes enough float32 numbers, in rows of several."""
+    made = node.outputs[0]
+    if made.dtype != ir.DataType.FLOAT or made.shape is None or not len(made.shape):
+        return False
+    sizes = [size if isinstance(size, int) else 1 if axis == 0 else FREE for axis, size in enumerate(made.shape)]
+    return math.prod(sizes) >= ENOUGH and sizes[-1] > 1
+
+
+def _has_slopes(node: ir.Node) -> bool:
+    return _large(node) and is_constant(input_at(node, 1))
+
+
+def _prelu(writer: Writer, node: ir.Node) -> None:
+    x, slope = node.inputs
+    values = constant_array(slope)
+    if values is not None and values.min() >= 0 and values.max() <= 1:
+        writer.add("Max", [x, writer.add("Mul", [x, slope])])
+    else:
+        below = writer.add("Mul", [writer.add("Min", [x, _number(writer, 0)]), slope])
+        writer.add("Add", [writer.add("Relu", [x]), below])
+
+
+def _is_elu(node: ir.Node) -> bool:
+    return _large(node) and 0 <= float_attribute(node, "alpha", 1.0) <= 1
+
+
+def _elu(writer: Writer, node: ir.Node) -> None:
+    x, alpha = node.inputs[0], float_attribute(node, "alpha", 1.0)
+    power = writer.add("Exp", [writer.add("Min", [x, _number(writer, 0)])])
+    below = writer.add("Sub", [power, _number(writer, 1)])
+    writer.add("Max", [x, below if alpha == 1 else writer.add("Mul", [below, _number(writer, alpha)])])
+
+
+def _softplus(writer: Writer, node: ir.Node) -> None:
+    x = node.inputs[0]
+    power = writer.add("Exp", [writer.add("Neg", [writer.add("Abs", [x])])])
+    above = writer.add("Log", [writer.add("Add", [power, _number(writer, 1)])])
+    writer.add("Add", [writer.add("Relu", [x]), above])
+
+
+def _mish_of(node: ir.Node) -> ir.Value | None:
+    """x of a Mul that is x · tanh(softplus(x))."""
+    for x, other in (node.inputs, node.inputs[::-1]):
+        tanh = None if other is None else other.producer()
+        inner = None if tanh is None or tanh.op_type != "Tanh" else input_at(tanh, 0)
+        softplus = None if inner is None else inner.producer()
+        if softplus is not None and softplus.op_type == "Softplus" and softplus.inputs[0] is x:
+            return x
+    return None
+
+
+def _is_mish(node: ir.Node) -> bool:
+    return _large(node) and _mish_of(node) is not None
+
+
+def _mish(writer: Writer, node: ir.Node) -> None:
+    x, two = node.inputs[0] if node.op_type == "Mish" else _mish_of(node), _number(writer, 2)
+    power = writer.add("Exp", [writer.add("Min", [x, _number(writer, _LARGEST)])])
+    n = writer.add("Mul", [power, writer.add("Add", [power, two])])
+    writer.add("Mul", [x, writer.add("Div", [n, writer.add("Add", [n, two])])])
+
+
+def _number(writer: Writer, value: float) -> ir.Value:
+    return writer.constant(np.array(value, np.float32), f"{value:g}")
+
+
+# ---- normalizations --------------------------------------------------------------------------------------------------
+
+
+def _is_root_of_mean(node: ir.Node) -> bool:
+    """Whether a Reciprocal is that of Sqrt(mean + ε)."""
+    value = node.inputs[0]
+    for kind in ("Sqrt", "Add", "ReduceMean"):
+        maker = None if value is None else value.producer()
+        if maker is None or maker.op_type != kind:
+            return False
+        value = maker.inputs[0]
+    return node.outputs[0].dtype == ir.DataType.FLOAT
+
+
+def _one_by(writer: Writer, node: ir.Node) -> None:
+    writer.add("Div", [_number(writer, 1), node.inputs[0]])
+
+
+def _is_normalized(node: ir.Node) -> bool:
+    """Whether nothing but a normalization reads an Add of two tensors, which the runtime would fuse."""
+    made = node.outputs[0]
+    if made.dtype != ir.DataType.FLOAT or made.is_graph_output() or any(map(is_constant, node.inputs)):
+        return False
+    norm = sole_consumer(made)
+    kinds = {use.node.op_type for use in made.uses()}
+    return (norm is not None and norm.op_type in NORMS) or kinds in _WRITTEN_OUT
+
+
+def _sum(writer: Writer, node: ir.Node) -> None:
+    writer.add("Sum", node.inputs)
+
+
+#: Operator, whether a node is to be rewritten, and what writes the other form; in this order.
+_FORMS: tuple[tuple[str, Callable[[ir.Node], bool], Callable[[Writer, ir.Node], None]], ...] = (
+    ("Mul", _is_mish, _mish),
+    ("Mish", _large, _mish),
+    ("Softplus", _large, _softplus),
+    ("Elu", _is_elu, _elu),
+    ("PRelu", _has_slopes, _prelu),
+    ("Reciprocal", _is_root_of_mean, _one_by),
+    ("Add", _is_normalized, _sum),
+)
