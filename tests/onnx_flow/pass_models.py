@@ -214,6 +214,19 @@ def lstm_cell(opset: int = 13) -> onnx.ModelProto:
     return models.model(graph, weights, opset)
 
 
+def slow_floats(opset: int = 13) -> onnx.ModelProto:
+    """Activation functions whose kernels are slow, and an RMS normalization with a Reciprocal behind a sum."""
+    graph = """
+    slow_floats (float[2, 8, 16, 16] x) => (float[2, 8, 16, 16] y, float[2, 8, 16, 16] z, float[2, 8, 16, 16] m) {
+        p = PRelu (x, slope) e = Elu (p) y = Softplus (e) n = Neg (x) n2 = Exp (n) s = Add (x, n2)
+        t = Softplus (x) u = Tanh (t) m = Mul (x, u)
+        q = Pow (s, two) v = ReduceMean <axes = [-1]> (q) w = Add (v, small) r = Sqrt (w) i = Reciprocal (r)
+        z = Mul (s, i)
+    }"""
+    slope = models.normal(8, 1, 1, scale=0.5)
+    return models.model(graph, {"slope": slope, **_numbers(two=2.0, small=1e-6)}, opset)
+
+
 def attention_scale(opset: int = 13) -> onnx.ModelProto:
     """Scores divided by a constant, and a projection with a shared weight that is divided too."""
     graph = """
@@ -422,6 +435,7 @@ TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "attention_scale": attention_scale,
     "lstm_cell": lstm_cell,
     "slow_forms": slow_forms,
+    "slow_floats": slow_floats,
     "channels_last": channels_last,
     "quantized_clips": quantized_clips,
     "image_model": image_model,

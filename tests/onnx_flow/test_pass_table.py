@@ -256,6 +256,7 @@ COUNTS: dict[str, tuple[str, int, list[str]]] = {
     "fuse_lstm_cell": ("lstm_cell", 1, []),
     "direct_convs": ("slow_forms", 2, ["its stride is above 1"]),
     "fewer_moves": ("slow_forms", 2, []),
+    "faster_floats": ("slow_floats", 5, []),
     "later_transposes": ("channels_last", 5, []),
     "fold_div_into_matmul": ("attention_scale", 2, []),
     "replace_clip6_relu": ("pools_and_splits", 1, ["its bounds are (0.0, inf)"]),

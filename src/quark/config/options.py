@@ -94,8 +94,9 @@ class Options(BaseModel):
         None,
         1,
         "Convolutions for averages, the focus of detectors, unfolded images and transposed convolutions of stride 1; "
-        "Concat for blocks that ScatterND writes; LSTM for its steps written out; float16 models compute in float32 "
-        "inside. Default: for the CPU target.",
+        "Concat for blocks that ScatterND writes; LSTM for its steps written out; PRelu, Elu, Softplus, Mish and norms "
+        "that stay float in forms with faster kernels; float16 models compute in float32 inside. Default: for the CPU "
+        "target.",
     )
     ConvertSplitToSlice: bool | None = _option(
         None, 1, "A Split becomes one Slice per output. Default: for NPU flows and extended types."

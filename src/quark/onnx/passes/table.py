@@ -223,7 +223,7 @@ TABLE: tuple[Pass, ...] = (
         "What stays float takes forms that kernels run faster: activation functions, normalizations of sums.",
         faster_floats.run,
         shapes=True,
-        when=("PRelu", "Elu", "Softplus", "Mish", "ReduceMean", *faster_floats.NORMS),
+        when=("PRelu", "Elu", "Softplus", "Mish", "Reciprocal", "LayerNormalization"),
     ),
     Pass(
         "convert_split_to_slice",

@@ -1,0 +1,138 @@
+"""Float kernels in their fast forms: what they compute at every number, and that ONNX Runtime fuses what is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from tests.onnx_flow import models
+
+from quark.onnx import ModelQuantizer, QConfig
+from quark.onnx.graph.model import load, to_proto
+from quark.onnx.graph.shapes import infer_shapes
+from quark.onnx.passes.registry import apply, passes
+
+HERE = "float[8, 32, 16] x"
+MIXED = np.linspace(-1.5, 2.5, 32, dtype=np.float32).reshape(32, 1)
+SLOPES = {"inside": np.linspace(0, 1, 32, dtype=np.float32).reshape(32, 1), "mixed": MIXED}
+
+
+def rewritten(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str], int]:
+    model = load(proto)
+    infer_shapes(model)
+    fired = apply(model, passes()["faster_floats"], {}).fired
+    made = to_proto(model)
+    onnx.checker.check_model(made, full_check=True)
+    return made, [node.op_type for node in made.graph.node], fired
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(0, x.astype(np.float64))
+
+
+def mish(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64) * np.tanh(wide(x))
+
+
+def prelu(slopes: np.ndarray):  # type: ignore[no-untyped-def]
+    return lambda x: np.where(x < 0, slopes * x.astype(np.float64), x)
+
+
+def elu(alpha: float):  # type: ignore[no-untyped-def]
+    return lambda x: np.where(x < 0, alpha * np.expm1(np.minimum(x, 0).astype(np.float64)), x)
+
+
+#: The nodes, opset, constants, what NumPy computes, and the operator that is gone.
+FUNCTIONS = {
+    "slopes of 0 to 1": ("y = PRelu (x, s)", 13, {"s": SLOPES["inside"]}, prelu(SLOPES["inside"]), "PRelu"),
+    "other slopes": ("y = PRelu (x, s)", 13, {"s": SLOPES["mixed"]}, prelu(SLOPES["mixed"]), "PRelu"),
+    "elu": ("y = Elu (x)", 13, {}, elu(1), "Elu"),
+    "a flatter elu": ("y = Elu <alpha = 0.3> (x)", 13, {}, elu(0.3), "Elu"),
+    "softplus": ("y = Softplus (x)", 13, {}, wide, "Softplus"),
+    "mish": ("y = Mish (x)", 18, {}, mish, "Mish"),
+    "mish written out": ("s = Softplus (x) t = Tanh (s) y = Mul (t, x)", 13, {}, mish, "Tanh"),
+}
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_the_same_at_every_number(case: str) -> None:
+    """Zeros, what is tiny, what overflows and what is infinite too; NaN stays one."""
+    nodes, opset, constants, expected, gone = FUNCTIONS[case]
+    proto = models.model(f"g ({HERE}) => (float[8, 32, 16] y) {{ {nodes} }}", constants, opset)
+    made, found, fired = rewritten(proto)
+    assert fired == 1 and gone not in found
+    random = np.random.default_rng(0)
+    x = (random.standard_normal((8, 32, 16)) * 10.0 ** random.integers(-6, 3, (8, 32, 16))).astype(np.float32)
+    x[0, :, :8] = [0.0, -0.0, 1e-38, -1e-38, 3e38, -3e38, 20.0, -90.0]
+    x[1, :, 0], x[1, :, 1] = np.inf, np.nan
+    found_y = models.run(made, {"x": x})[0]
+    with np.errstate(all="ignore"):
+        y = np.asarray(expected(x)).astype(np.float32)
+    assert np.array_equal(np.isnan(found_y), np.isnan(y))
+    kept = np.isfinite(y)
+    np.testing.assert_array_equal(found_y[~kept], y[~kept])
+    np.testing.assert_allclose(found_y[kept], y[kept], rtol=1e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes"),
+    [
+        ("4, 8, 8", "y = Softplus (x)"),  # few
+        ("64, 64, 1", "y = Softplus (x)"),  # a scalar is slow over rows of one
+        ("8, 32, 16", "y = Elu <alpha = 1.5> (x)"),  # the larger of both is not it
+        ("8, 32, 16", "s = Softplus (x) t = Tanh (x) y = Mul (t, s)"),
+        ("8, 32, 16", "q = ReduceSum <keepdims = 1> (x) e = Exp (q) r = Sqrt (e) i = Reciprocal (r) y = Mul (x, i)"),
+        ("8, 32, 16", "n = Neg (x) a = Add (x, n) l = LayerNormalization (a, w) y = Add (a, l)"),
+        ("8, 32, 16", "a = Add (x, w) y = LayerNormalization (a, w)"),
+    ],
+)
+def test_what_stays(shape: str, nodes: str) -> None:
+    text = f"g (float[{shape}] x) => (float[{shape}] y) {{ {nodes} }}"
+    proto = models.model(text, {"w": np.linspace(0.5, 1, 16, dtype=np.float32)}, 17)
+    _, found, fired = rewritten(proto)
+    assert fired == ("t = Tanh (x)" in nodes) and ("Sum" not in found)
+
+
+#: Nodes on a sum, how often the pass fires, and the kernels that run afterwards.
+NORMS = {
+    "y = LayerNormalization (a, w)": (1, ["Sum", "LayerNormalization"]),
+    "p = Pow (a, two) m = ReduceMean <axes = [-1]> (p) v = Add (m, e) q = Sqrt (v) r = Reciprocal (q) n = Mul (a, r) "
+    "y = Mul (w, n)": (1, ["Add", "SimplifiedLayerNormalization"]),
+}
+
+
+def runs(proto: onnx.ModelProto, folder: Path) -> list[str]:
+    """The kernels of ONNX Runtime's default session."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node]
+
+
+@pytest.mark.parametrize("nodes", NORMS)
+def test_a_norm_is_one_kernel_of_its_own(nodes: str, tmp_path: Path) -> None:
+    """SkipLayerNormalization takes eight times as long as Add and LayerNormalization."""
+    text = f"g (float[1, 32, 16] x, float[1, 32, 16] b) => (float[1, 32, 16] y) {{ a = Add (x, b) {nodes} }}"
+    numbers = {"w": np.linspace(0.5, 1, 16, dtype=np.float32), "two": np.float32(2), "e": np.float32(1e-6)}
+    proto = models.model(text, numbers, 17)
+    made, _, fired = rewritten(proto)
+    feeds = models.feeds(proto)
+    models.assert_close(models.run(made, feeds), models.run(proto, feeds), 1e-5)
+    assert runs(proto, tmp_path) not in (expected := [NORMS[nodes][1]])
+    assert [runs(made, tmp_path)] == expected and fired == NORMS[nodes][0]
+
+
+def test_models_for_the_cpu_are_written_so(tmp_path: Path) -> None:
+    text = f"g ({HERE}) => (float[8, 32, 16] y) {{ m = MatMul (x, w) a = PRelu (m, s) b = Mul (a, one) y = Elu (b) }}"
+    weights = {"w": models.normal(16, 16), "s": np.full(1, 0.25, np.float32), "one": MIXED}
+    proto = models.model(text, weights, 17)
+    for asked in (None, False):
+        config = QConfig.get_default_config("A8W8_CPU")
+        config.global_quant_config.extra_options.update(FasterForms=asked, FloatWhereFaster=False, PrintSummary=False)
+        made = ModelQuantizer(config).quantize_model(proto, None, [models.feeds(proto)])
+        found = [node.op_type for node in made.graph.node]
+        assert ("LeakyRelu" in found, "Elu" in found) == ((True, False) if asked is None else (False, True))
