@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from quark.algorithms.hqq import HQQParameters, hqq
 from quark.config.nbits import NBits
 from quark.dataclass import dataclass
 from quark.numerics.elements import Element
@@ -106,6 +105,8 @@ def _asymmetric(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nd
 
 def half_quadratic(weight: np.ndarray, nbits: NBits) -> WeightGroups:
     """HQQ: the zero points of rounding to nearest (the runtime takes integers), scales moved for outliers' sake."""
+    from quark.algorithms.hqq import HQQParameters, hqq  # few models ask for it
+
     found, kind = nearest(weight, nbits), get_format(f"uint{nbits.Bits}")
     tiles = _tiled(weight, found.scales.shape[1], nbits.GroupSize).reshape(-1, nbits.GroupSize)
     half = np.full(found.scales.shape, 1 << (nbits.Bits - 1), np.uint8)
