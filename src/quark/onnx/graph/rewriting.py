@@ -14,7 +14,7 @@ from quark.onnx.graph.surgery import STANDS_FOR, Names, add_initializer, label, 
 Found = TypeVar("Found")
 
 
-class Writer:
+class NodeWriter:
     """Nodes in the place of one: the layer, by its type, keeps its name, without one the last; what rules say
     of that name holds for the others too."""
 

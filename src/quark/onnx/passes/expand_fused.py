@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from quark.dataclass import dataclass
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import Writer, rewrite_each
+from quark.onnx.graph.rewriting import NodeWriter, rewrite_each
 from quark.onnx.graph.surgery import (
     Names,
     attribute,
@@ -59,7 +59,7 @@ def run(model: ir.Model) -> PassReport:
 
     def write(node: ir.Node, _: ir.Node, names: Names) -> None:
         row = ROWS[node.op_type]
-        row.expand(Writer(node, row.layer, names), node)
+        row.expand(NodeWriter(node, row.layer, names), node)
 
     nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if _is_fused(node)]
     return rewrite_each(model, "expand_fused", nodes, look, write)
@@ -87,7 +87,7 @@ def _unknown_function(node: ir.Node) -> str | None:
     return None if name in _FUNCTIONS else f"its activation function is {name}"
 
 
-def _function(writer: Writer, value: ir.Value, parameters: Sequence[float]) -> None:
+def _function(writer: NodeWriter, value: ir.Value, parameters: Sequence[float]) -> None:
     """The activation function of a fused layer, with its parameters in their order."""
     name = str(attribute(writer.node, "activation", "Relu"))
     given: dict[str, Any] = dict(zip(_FUNCTIONS[name], parameters, strict=False))
@@ -99,14 +99,14 @@ def _function(writer: Writer, value: ir.Value, parameters: Sequence[float]) -> N
     writer.stand_for()
 
 
-def _conv(writer: Writer, node: ir.Node) -> None:
+def _conv(writer: NodeWriter, node: ir.Node) -> None:
     made = writer.add("Conv", [input_at(node, position) for position in range(3)], _kept(node, _CONV))
     if (other := input_at(node, 3)) is not None:
         made = writer.add("Add", [made, other])
     _function(writer, made, floats_attribute(node, "activation_params"))
 
 
-def _gemm(writer: Writer, node: ir.Node) -> None:
+def _gemm(writer: NodeWriter, node: ir.Node) -> None:
     made = writer.add("Gemm", node.inputs, _kept(node, _GEMM))
     names = ("activation_alpha", "activation_beta")
     _function(writer, made, [float_attribute(node, name, 0.0) for name in names if name in node.attributes])
@@ -125,7 +125,7 @@ def _no_product(node: ir.Node) -> str | None:
     return None
 
 
-def _product(writer: Writer, node: ir.Node) -> None:
+def _product(writer: NodeWriter, node: ir.Node) -> None:
     alpha, operands = float_attribute(node, "alpha", 1.0), list[ir.Value | None]()
     for position, name in enumerate(("transA", "transB")):
         value, turned = node.inputs[position], bool(int_attribute(node, name, 0))
@@ -148,13 +148,13 @@ def _product(writer: Writer, node: ir.Node) -> None:
 # ---- activation functions --------------------------------------------------------------------------------------------
 
 
-def _with_bias(writer: Writer, node: ir.Node) -> None:
+def _with_bias(writer: NodeWriter, node: ir.Node) -> None:
     summed = writer.add("Add", node.inputs[:2])
     writer.add(writer.layer, [summed], domain=MICROSOFT)
     writer.stand_for()
 
 
-def _quick_gelu(writer: Writer, node: ir.Node) -> None:
+def _quick_gelu(writer: NodeWriter, node: ir.Node) -> None:
     x, alpha = node.inputs[0], float_attribute(node, "alpha", 1.702)
     inner = x
     if alpha != 1.0 and x is not None:
@@ -182,7 +182,7 @@ def _no_attention(node: ir.Node) -> str | None:
     return None if counted else "its mask has another form than one entry for each position"
 
 
-def _attention(writer: Writer, node: ir.Node) -> None:
+def _attention(writer: NodeWriter, node: ir.Node) -> None:
     weight = constant_array(node.inputs[1])
     width = 0 if weight is None else weight.shape[1]
     made = writer.add("MatMul", node.inputs[:2])
@@ -201,7 +201,7 @@ def _no_embedding(node: ir.Node) -> str | None:
     return "it counts a mask that it is not given" if _used(node, 1) and input_at(node, 7) is None else None
 
 
-def _embedding(writer: Writer, node: ir.Node) -> None:
+def _embedding(writer: NodeWriter, node: ir.Node) -> None:
     ids, segments, words, places, kinds, scale, bias = (input_at(node, position) for position in range(7))
     if _used(node, 1):
         axis = writer.constant(np.array([1], np.int64), "axis")
@@ -221,7 +221,7 @@ def _embedding(writer: Writer, node: ir.Node) -> None:
     writer.stand_for()
 
 
-def _counted(writer: Writer, ids: ir.Value | None) -> ir.Value:
+def _counted(writer: NodeWriter, ids: ir.Value | None) -> ir.Value:
     """0, 1, … along the second axis."""
     zero, one = (writer.constant(np.array(number, np.int64), f"number_{number}") for number in (0, 1))
     length = writer.add("Gather", [writer.add("Shape", [ids]), one])
@@ -233,7 +233,7 @@ class _Row:
     """The layer that keeps the name, the reason why a node stays, and what writes it out."""
 
     layer: str
-    expand: Callable[[Writer, ir.Node], None]
+    expand: Callable[[NodeWriter, ir.Node], None]
     why_not: Callable[[ir.Node], str | None] = lambda node: None
 
 

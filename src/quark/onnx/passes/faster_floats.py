@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import Writer, rewrite_each
+from quark.onnx.graph.rewriting import NodeWriter, rewrite_each
 from quark.onnx.graph.surgery import (
     Names,
     constant_array,
@@ -59,8 +59,8 @@ def _fitting(fits: Callable[[ir.Node], bool], node: ir.Node) -> ir.Node | None:
     return node if fits(node) else None
 
 
-def _rewrite(write: Callable[[Writer, ir.Node], None], node: ir.Node, _: ir.Node, names: Names) -> None:
-    writer = Writer(node, "", names)
+def _rewrite(write: Callable[[NodeWriter, ir.Node], None], node: ir.Node, _: ir.Node, names: Names) -> None:
+    writer = NodeWriter(node, "", names)
     write(writer, node)
     writer.stand_for()
 
@@ -81,7 +81,7 @@ def _has_slopes(node: ir.Node) -> bool:
     return _large(node) and is_constant(input_at(node, 1))
 
 
-def _prelu(writer: Writer, node: ir.Node) -> None:
+def _prelu(writer: NodeWriter, node: ir.Node) -> None:
     x, slope = node.inputs
     values = constant_array(slope)
     if values is not None and values.min() > 0 and values.max() <= 1:
@@ -95,14 +95,14 @@ def _is_elu(node: ir.Node) -> bool:
     return _large(node) and 0 <= float_attribute(node, "alpha", 1.0) <= 1
 
 
-def _elu(writer: Writer, node: ir.Node) -> None:
+def _elu(writer: NodeWriter, node: ir.Node) -> None:
     x, alpha = node.inputs[0], float_attribute(node, "alpha", 1.0)
     power = writer.add("Exp", [writer.add("Min", [x, _number(writer, 0)])])
     below = writer.add("Sub", [power, _number(writer, 1)])
     writer.add("Max", [x, below if alpha == 1 else writer.add("Mul", [below, _number(writer, alpha)])])
 
 
-def _softplus(writer: Writer, node: ir.Node) -> None:
+def _softplus(writer: NodeWriter, node: ir.Node) -> None:
     x = node.inputs[0]
     power = writer.add("Exp", [writer.add("Neg", [writer.add("Abs", [x])])])
     above = writer.add("Log", [writer.add("Add", [power, _number(writer, 1)])])
@@ -124,14 +124,14 @@ def _is_mish(node: ir.Node) -> bool:
     return _large(node) and _mish_of(node) is not None
 
 
-def _mish(writer: Writer, node: ir.Node) -> None:
+def _mish(writer: NodeWriter, node: ir.Node) -> None:
     x, two = node.inputs[0] if node.op_type == "Mish" else _mish_of(node), _number(writer, 2)
     power = writer.add("Exp", [writer.add("Min", [x, _number(writer, _LARGEST)])])
     n = writer.add("Mul", [power, writer.add("Add", [power, two])])
     writer.add("Mul", [x, writer.add("Div", [n, writer.add("Add", [n, two])])])
 
 
-def _number(writer: Writer, value: float) -> ir.Value:
+def _number(writer: NodeWriter, value: float) -> ir.Value:
     return writer.constant(np.array(value, np.float32), f"{value:g}")
 
 
@@ -149,7 +149,7 @@ def _is_root_of_mean(node: ir.Node) -> bool:
     return node.outputs[0].dtype == ir.DataType.FLOAT
 
 
-def _one_by(writer: Writer, node: ir.Node) -> None:
+def _one_by(writer: NodeWriter, node: ir.Node) -> None:
     writer.add("Div", [_number(writer, 1), node.inputs[0]])
 
 
@@ -162,12 +162,12 @@ def _is_normalized(node: ir.Node) -> bool:
     return norm is not None and norm.op_type == "LayerNormalization"
 
 
-def _sum(writer: Writer, node: ir.Node) -> None:
+def _sum(writer: NodeWriter, node: ir.Node) -> None:
     writer.add("Sum", node.inputs)
 
 
 #: Operator, whether a node is to be rewritten, and what writes the other form; in this order.
-_FORMS: tuple[tuple[str, Callable[[ir.Node], bool], Callable[[Writer, ir.Node], None]], ...] = (
+_FORMS: tuple[tuple[str, Callable[[ir.Node], bool], Callable[[NodeWriter, ir.Node], None]], ...] = (
     ("Mul", _is_mish, _mish),
     ("Mish", _large, _mish),
     ("Softplus", _large, _softplus),
