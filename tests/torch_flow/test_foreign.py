@@ -116,6 +116,20 @@ CELLS = [
 ]  # fmt: skip
 
 
+UNREAD = [row for row in table() if row.scheme in NAMES and row.program in ("vllm", "transformers") and not row.works]
+
+
+@pytest.mark.parametrize("name", sorted({row.scheme for row in UNREAD if row.format in ("quark", "modelopt")}))
+def test_what_a_program_does_not_read_is_not_written_for_it(name: str, tmp_path: Path) -> None:
+    """As ``quantize`` does it: by the table of formats, whatever the scheme is called in the folder."""
+    model = quantized(llama(hidden_size=128), LLMTemplate.get("llama").get_config(name))
+    write(model, tmp_path / "q", "quark")
+    for row in (one for one in UNREAD if one.scheme == name and one.format in ("quark", "modelopt")):
+        with pytest.raises(ConfigError, match=re.escape(row.shown_by)):
+            convert(tmp_path / "q", tmp_path / row.format, row.format, row.program)
+    assert [path.name for path in tmp_path.iterdir()] == ["q"]
+
+
 @pytest.mark.parametrize(("name", "format", "program", "dtype"), CELLS)
 def test_what_was_evaluated_for_a_program_comes_back(
     name: str, format: str, program: str, dtype: torch.dtype, tmp_path: Path

@@ -13,7 +13,7 @@ The arithmetic is ``quark.numerics``; this is the only place of the flow that kn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,10 @@ Parameters = tuple[torch.Tensor | None, torch.Tensor | None]
 
 class Quantizer(nn.Module):
     """What quantizes one tensor of a layer: here in one stage or two, in a loaded model from codes of a file."""
+
+    def settled(self) -> Quantizer:
+        """The quantizer that has the stages and their parameters: itself, but where a file gives them other names."""
+        return self
 
 
 class FakeQuantize(Quantizer):
@@ -234,9 +238,13 @@ def zero_point_of(part: FakeQuantize) -> torch.Tensor:
     return known(part.zero_point, f"the zero point of {part.tensor_name}")
 
 
-def parts(quantizer: nn.Module) -> Iterable[FakeQuantize]:
-    """The stages of a quantizer, first to last."""
-    return (module for module in quantizer.modules() if isinstance(module, FakeQuantize))
+def parts(quantizer: nn.Module) -> Iterator[FakeQuantize]:
+    """The stages of a quantizer, first to last; of a model, those of all of its quantizers."""
+    for module in quantizer.modules():
+        if isinstance(module, FakeQuantize):
+            yield module
+        elif isinstance(module, Quantizer) and (own := module.settled()) is not module:
+            yield from parts(own)
 
 
 @torch.no_grad()

@@ -131,22 +131,25 @@ def rounded(x: np.ndarray, low: int, high: int, symmetric: bool, divisor: float)
 
 @pytest.mark.parametrize("dtype", ["int4", "int8", "uint8"])
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("shared", ["tensor", "token", "group"])
+@pytest.mark.parametrize("shared", ["tensor", "token", "16", "24", "100"])
 def test_scales_at_run_time_are_those_of_the_formula(dtype: str, symmetric: bool, shared: str) -> None:
-    stage = spec(dtype, GROUP if shared == "group" else TENSOR, symmetric=symmetric, is_dynamic=True).to_stage()
+    size = {"group_size": int(shared)} if shared.isdigit() else {}
+    stage = spec(dtype, GROUP if size else TENSOR, symmetric=symmetric, is_dynamic=True, **size).to_stage()
     if shared == "token":
         stage = replace(stage, spec=replace(stage.spec, granularity=Token()))
     made: Any = make_quantizer((stage,), "x")
     nodes = Nodes("x")
-    result = activation(nodes, made, "x")
+    result = activation(nodes, made, "x", X.shape[-1])
     x = X.numpy().copy()
     x[2] = 0
     bits = int(dtype.removeprefix("u").removeprefix("int"))
     low, high = (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    rows = {"tensor": x.reshape(1, -1), "token": x, "group": x.reshape(4, 4, 16)}[shared]
+    rows = x.reshape(1, -1) if shared == "tensor" else x
     divisor = made.stage.grid.divisor
     assert divisor in (high - low, (high - low) / 2, 2 ** (bits - 1) - 1)
-    wanted = rounded(rows, low, high, symmetric, divisor).reshape(x.shape)
+    step = int(shared) if size else x.size  # the last group is short where this does not divide 64
+    groups = [rows[:, start : start + step] for start in range(0, rows.shape[1], step)]
+    wanted = np.concatenate([rounded(one, low, high, symmetric, divisor) for one in groups], 1).reshape(x.shape)
     np.testing.assert_allclose(run(nodes, result, x), wanted, rtol=1e-6, atol=1e-9)
 
 

@@ -17,6 +17,7 @@ from quark.errors import ConfigError, ModelError
 from quark.torch import ModelQuantizer, export_onnx, export_safetensors, import_model_from_safetensors
 from quark.torch.quantization.config.config import (
     FP8E4M3PerChannelSpec,
+    FP8E4M3PerGroupSpec,
     FP8E4M3PerTensorSpec,
     Int4PerGroupSpec,
     Int8PerChannelSpec,
@@ -43,6 +44,7 @@ ACTIVATIONS = {
     "fp8": layer(FP8E4M3PerTensorSpec(), FP8E4M3PerTensorSpec()),
     "fp8 dynamic tokens": layer(FP8E4M3PerChannelSpec(0), FP8E4M3PerChannelSpec(1, is_dynamic=True)),
     "int4 dynamic groups": layer(Int4PerGroupSpec(-1, 8), Int4PerGroupSpec(-1, 8, is_dynamic=True)),
+    "fp8 short groups": layer(FP8E4M3PerTensorSpec(), FP8E4M3PerGroupSpec(-1, 24)),
     "mxfp4": layer(OCP_MXFP4Spec(-1, False), OCP_MXFP4Spec(-1, True)),
     "mx6": layer(MX6Spec(-1), MX6Spec(-1)),
     "nvfp4": layer(nvfp4(False), nvfp4(True)),
@@ -92,9 +94,12 @@ def test_weights_of_every_kind(name: str, tmp_path: Path) -> None:
     check_weights(name, tmp_path)
 
 
+QUICK_ACTIVATIONS = ("int8", "fp8 short groups", "nvfp4")
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("int8", "mxfp4") else pytest.mark.slow) for name in ACTIVATIONS]
+    "name", [pytest.param(name, marks=() if name in QUICK_ACTIVATIONS else pytest.mark.slow) for name in ACTIVATIONS]
 )
 def test_activations(name: str, tmp_path: Path) -> None:
     x = data()[0]
@@ -109,6 +114,13 @@ def test_activations(name: str, tmp_path: Path) -> None:
     assert close(run.run(None, {"x": x.numpy()})[0], expected)
     more = torch.cat([x, data()[1]])
     assert close(run.run(None, {"x": more.numpy()})[0], model(more).numpy())
+    export_safetensors(model, tmp_path / "quark")
+    again = import_model_from_safetensors(TwoLayers(), tmp_path / "quark")
+    export_onnx(again, tmp_path / "again", x, input_names=["x"], output_names=["y"], dynamic_shapes=varies)
+    assert [node.op_type for node in onnx.load(tmp_path / "again" / "quark_model.onnx").graph.node] == [
+        node.op_type for node in onnx.load(tmp_path / "quark_model.onnx").graph.node
+    ]
+    assert close(session(tmp_path / "again").run(None, {"x": x.numpy()})[0], expected)
     loaded_by("ONNX", f"{name} activations", "onnxruntime")
 
 

@@ -28,6 +28,7 @@ from quark.torch.export import transformers_reads as reads
 from quark.torch.export.gguf_tensors import FileLoss, holds, in_blocks, near_float16, squares
 from quark.torch.export.stored import StoredScales, StoredTensor
 from quark.torch.export.write_as import config_for
+from quark.torch.fake_quantize import make_quantizer, parts
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
     Int4PerChannelSpec,
@@ -747,13 +748,13 @@ def test_groups_of_inputs_that_transformers_cannot_cut(
     assert (reads.inputs(nn.Identity(), {name: scheme}) is not None) is told
 
 
-def test_the_parts_of_inputs_are_those_of_what_a_reload_gave(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = StoredScales.__new__(StoredScales)
-    nn.Module.__init__(stored)
-    monkeypatch.setattr(StoredScales, "settled", lambda self: "settled")
-    monkeypatch.setattr(reads, "parts", lambda quantizer: iter([quantizer]))
-    for quantizer, found in ((None, []), ("own", ["own"]), (stored, ["settled"])):
-        pairs = [("weight", "other"), ("input_tensors", quantizer)]
+def test_the_parts_of_inputs_are_those_of_what_a_reload_gave() -> None:
+    own, alone = (make_quantizer((Spec(Dtype.int8, qscheme=QSchemeType.per_tensor).to_stage(),), "x") for _ in range(2))
+    stored = StoredScales(own, {}, torch.device("cpu"))
+    both = nn.ModuleList([stored, alone])
+    assert list(parts(both)) == [*parts(own), *parts(alone)] and len(list(parts(own))) == 1
+    for quantizer, found in ((None, []), (alone, [*parts(alone)]), (stored, [*parts(own)])):
+        pairs = [("weight", both), ("input_tensors", quantizer)]
         assert reads.parts_of_inputs(SimpleNamespace(quantizers=lambda: pairs)) == found  # type: ignore[arg-type]  # noqa: B023
 
 

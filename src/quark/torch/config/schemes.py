@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from quark.errors import ConfigError, check_name, unknown
@@ -98,6 +99,8 @@ KV_SCHEMES: Mapping[str, tuple[DataTypeSpec, DataTypeSpec]] = {  # of keys, of v
 SHARED_SCALE = ("fp8", "int8")  # one scale for the keys and values of an attention module
 PER_HEAD = ("fp8_per_head",)  # scales of channels that become one for each head
 
+TOLD = attrgetter("format", "symmetric", "granularity", "dynamic", "real_zero")
+PLAIN = ("float32", "bfloat16", "float16")  # rules of scales that are one type or another
 REGISTERED: dict[str, QLayerConfig] = {}
 
 
@@ -148,6 +151,17 @@ def scheme(name: str) -> QLayerConfig:
     if name not in of_formats():
         raise ConfigError(unknown("quantization scheme", name, scheme_names()))
     return of_formats()[name]
+
+
+def names_like(config: QLayerConfig) -> list[str]:
+    """The built-in schemes that have the types, scales and moments of ``config``, whatever finds its ranges."""
+    return [name for name in ROWS if _alike(scheme(name)) == _alike(config)]
+
+
+def _alike(config: QLayerConfig) -> list[list[tuple[Any, ...]]]:
+    """What a reader has to know of a layer; scales of integers may be in the type of the model."""
+    specs = ([stage.spec for stage in config.stages(slot)] for slot in ("weight", "input_tensors", "output_tensors"))
+    return [[(*TOLD(one), "" if one.scale_rule in PLAIN else one.scale_rule) for one in slot] for slot in specs]
 
 
 def _calibrated(config: QLayerConfig, method: str, name: str) -> QLayerConfig:

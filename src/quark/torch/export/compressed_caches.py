@@ -23,7 +23,6 @@ from quark.torch.config.model import QConfig
 from quark.torch.export.model_files import float_dtype
 from quark.torch.export.reader_scales import in_type_of_model
 from quark.torch.export.shards import Item, item_of
-from quark.torch.export.stored import StoredScales
 from quark.torch.fake_quantize import HALVES, FakeQuantize, Quantizer, parts
 from quark.torch.kv_cache import cache_quantizers, head_size, is_cached, role_of
 from quark.torch.quantized_layer import quantized_layers
@@ -40,8 +39,7 @@ def caches_of(model: nn.Module, config: QConfig) -> dict[str, FakeQuantize]:
     """
     found = {}
     for layer, roles, quantizer in quantizers_of(model, config):
-        settled = quantizer.settled() if isinstance(quantizer, StoredScales) else quantizer
-        (part,) = parts(settled)
+        (part,) = parts(quantizer)
         check(layer, part, config.kv_cache_per_head, len(roles))
         found[f"{layer.rpartition('.')[0]}.{roles[0]}_scale"] = part
     return found

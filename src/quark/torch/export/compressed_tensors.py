@@ -43,7 +43,7 @@ from quark.torch.export.reader_scales import in_type_of_model, moved, warn_of_ca
 from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
 from quark.torch.export.skeleton import map_attention, prepared
 from quark.torch.export.state import items_of
-from quark.torch.export.stored import StoredScales, StoredTensor
+from quark.torch.export.stored import StoredTensor
 from quark.torch.export.transformers_reads import show_axes_of, why_not, without_values
 from quark.torch.export.verify import verify as check_written
 from quark.torch.export.vllm_reads import cache_scales_for, warn_of_rounding
@@ -220,8 +220,6 @@ def part_of(name: str, layer: QuantLayer, slot: str) -> FakeQuantize | None:
         return None
     if isinstance(quantizer, StoredTensor):
         quantizer = quantizer.quantizer(own_parameter(layer))
-    elif isinstance(quantizer, StoredScales):
-        quantizer = quantizer.settled()
     found = list(parts(quantizer))
     if len(found) != 1:
         refuse(name, f"{slot} has {len(found)} stages")

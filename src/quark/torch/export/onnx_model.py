@@ -201,7 +201,7 @@ def replaced(proto: Any, found: Sequence[Marked]) -> tuple[Any, dict[int, str], 
     renamed: dict[str, str] = {}
     done: dict[int, str] = {}
     calls: Counter[int] = Counter()
-    outputs = {value.name for value in graph.output}
+    outputs, lengths = {value.name for value in graph.output}, lengths_in(graph)
     for node in graph.node:
         for k, name in enumerate(node.input):
             node.input[k] = renamed.get(name, name)
@@ -212,7 +212,8 @@ def replaced(proto: Any, found: Sequence[Marked]) -> tuple[Any, dict[int, str], 
         constant = found[key].value is not None
         if not (constant and key in done):
             calls[key] += 1
-            nodes, result = nodes_of(again(found[key], calls[key]), node.input[0])
+            length = lengths.get(node.output[0])
+            nodes, result = nodes_of(again(found[key], calls[key]), node.input[0], length)
             made.extend(nodes.nodes)
             graph.initializer.extend(nodes.constants)
             done[key] = result
@@ -230,6 +231,12 @@ def replaced(proto: Any, found: Sequence[Marked]) -> tuple[Any, dict[int, str], 
     del graph.value_info[:]
     add_functions(proto)
     return proto, done, turned
+
+
+def lengths_in(graph: Any) -> dict[str, int]:
+    """How long the last axis of each value is, where the graph says so."""
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.value_info, *graph.output)}
+    return {name: dims[-1].dim_value for name, dims in shapes.items() if dims and dims[-1].HasField("dim_value")}
 
 
 def again(marked: Marked, call: int) -> Marked:

@@ -73,12 +73,13 @@ class Nodes:
     op = _op
 
 
-def nodes_of(marked: Marked, source: str) -> tuple[Nodes, str]:
+def nodes_of(marked: Marked, source: str, length: int | None = None) -> tuple[Nodes, str]:
     """The nodes that quantize a tensor; the name of what they make.
 
     Args:
         marked: the quantizer, and the value of a constant.
         source: name of the float tensor, for activations.
+        length: of its last axis, if it is known.
 
     Raises:
         ConfigError: a scheme that ONNX cannot say.
@@ -88,14 +89,14 @@ def nodes_of(marked: Marked, source: str) -> tuple[Nodes, str]:
         return nodes, constant(nodes, marked)
     for part in parts(marked.quantizer):
         if part.enabled:
-            source = activation(nodes, part, source)
+            source = activation(nodes, part, source, length)
     return nodes, source
 
 
 # ---- activations -----------------------------------------------------------------------------------------------------
 
 
-def activation(nodes: Nodes, part: FakeQuantize, x: str) -> str:
+def activation(nodes: Nodes, part: FakeQuantize, x: str, length: int | None = None) -> str:
     """One stage of an activation."""
     check_activation(nodes.name, part.stage)
     row, stage = part.stage.format, part.stage
@@ -105,7 +106,7 @@ def activation(nodes: Nodes, part: FakeQuantize, x: str) -> str:
         kind = getattr(TensorProto, str(row.onnx_type))
         return nodes.op("Cast", [nodes.op("Cast", [x], to=kind)], to=TensorProto.FLOAT)
     if not stage.calibrated:
-        return dynamic(nodes, part, x)
+        return dynamic(nodes, part, x, length)
     axis = part.granularity.axis if isinstance(part.granularity, Channel) else 0
     found = ready_scale(nodes, part)
     if row.onnx_type in ACTIVATIONS:
@@ -167,10 +168,34 @@ def block_activation(nodes: Nodes, part: FakeQuantize, row: Block, x: str) -> st
     return nodes.op(operator.name, inputs, operator.domain, **operator.attributes, axis=axis)
 
 
-def dynamic(nodes: Nodes, part: FakeQuantize, x: str) -> str:
+def dynamic(nodes: Nodes, part: FakeQuantize, x: str, length: int | None) -> str:
     """A scale from the values themselves: x / s rounded and clipped, times s."""
+    if isinstance(part.granularity, Group):
+        return in_groups(nodes, part, x, length, part.granularity.size)
+    return under_own_scale(nodes, part, x)
+
+
+def in_groups(nodes: Nodes, part: FakeQuantize, x: str, length: int | None, size: int) -> str:
+    """A scale per ``size`` values of the last axis; zeros, which change no range, fill a short last group."""
+    if length is None:
+        refuse(nodes.name, "the graph does not say how long the last axis is, which is cut into groups")
+    if length <= size:
+        return under_own_scale(nodes, part, x)
+    axis, missing = nodes.constant("axis", np.array([-1], np.int64)), -length % size
+    if missing:
+        ends = nodes.constant("filled", np.array([0, missing], np.int64))
+        x = nodes.op("Pad", [x, ends, number(nodes, "filling", 0.0), axis])
+    rows = nodes.op("Reshape", [x, nodes.constant("groups", np.array([-1, size], np.int64))])
+    y = nodes.op("Reshape", [under_own_scale(nodes, part, rows), nodes.op("Shape", [x])])
+    if missing:
+        start, end = (nodes.constant(name, np.array([at], np.int64)) for name, at in (("start", 0), ("end", length)))
+        y = nodes.op("Slice", [y, start, end, axis])
+    return y
+
+
+def under_own_scale(nodes: Nodes, part: FakeQuantize, x: str) -> str:
+    """A scale for all, or for each row of the last axis."""
     row, granularity = part.stage.format, part.granularity
-    x, shape = grouped(nodes, x, granularity)
     axes = reduced(nodes, granularity)
     high = nodes.op("Max", [nodes.op("ReduceMax", [x, *axes], keepdims=1), number(nodes, "zero", 0.0)])
     low = nodes.op("Min", [nodes.op("ReduceMin", [x, *axes], keepdims=1), number(nodes, "zero", 0.0)])
@@ -191,8 +216,7 @@ def dynamic(nodes: Nodes, part: FakeQuantize, x: str) -> str:
     else:
         inputs = [y, number(nodes, "unit", 1.0), nodes.constant("nothing", np.asarray(0, np.int32))]
         y = nodes.op("QuantizeDequantize", inputs, OWN_DOMAIN, format=row.name, axis=0)
-    y = nodes.op("Mul", [y, scale])
-    return y if shape is None else nodes.op("Reshape", [y, shape])
+    return nodes.op("Mul", [y, scale])
 
 
 def moving_zero(nodes: Nodes, row: Int, low: str, scale: str) -> str:
@@ -208,14 +232,6 @@ def number(nodes: Nodes, kind: str, value: float) -> str:
     if not any(made.name == name for made in nodes.constants):
         nodes.constant(kind, np.asarray(value, np.float32))
     return name
-
-
-def grouped(nodes: Nodes, x: str, granularity: Any) -> tuple[str, str | None]:
-    """``x`` with a group in each row, and the shape to return to."""
-    if not isinstance(granularity, Group):
-        return x, None
-    groups = nodes.constant("groups", np.array([-1, granularity.size], np.int64))
-    return nodes.op("Reshape", [x, groups]), nodes.op("Shape", [x])
 
 
 def reduced(nodes: Nodes, granularity: Any) -> list[str]:

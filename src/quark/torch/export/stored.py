@@ -130,7 +130,7 @@ class StoredScales(StoredParameters):
         return self.settled()(x)
 
     def settled(self) -> Quantizer:
-        """The quantizer with its parameters."""
+        """The quantizer that was stored, with its parameters."""
         quantizer: Quantizer = self.__dict__["quantizer"]
         stored = self.stored
         for number, part in enumerate(parts(quantizer), 1):

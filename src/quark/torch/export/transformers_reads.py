@@ -31,7 +31,6 @@ from quark.torch.calibration import device_of
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
 from quark.torch.export.model_files import float_dtype, is_untied
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of
-from quark.torch.export.stored import StoredScales
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.quantized_layer import QuantLayer, detach, quantized_layers
 from quark.torch.short_sample import TOKENS, example
@@ -190,7 +189,6 @@ def strategy_of(found: Any) -> str:
 def parts_of_inputs(layer: QuantLayer) -> list[FakeQuantize]:
     """The stages of the inputs of a layer."""
     quantizer = dict(layer.quantizers()).get("input_tensors")
-    quantizer = quantizer.settled() if isinstance(quantizer, StoredScales) else quantizer
     return [] if quantizer is None else list(parts(quantizer))
 
 

@@ -23,15 +23,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.config.file_formats import FORMATS
+from quark.config.file_formats import FORMATS, check_formats, works
 from quark.dataclass import dataclass
 from quark.errors import ModelError, as_a, check_name
 from quark.torch.config.model import QConfig, QLayerConfig
+from quark.torch.config.schemes import names_like
 from quark.torch.experts import count_of, fact, is_fused, layers_of, stacked_name, unfuse_experts
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.declared import refuse_method
 from quark.torch.export.gguf_tensors import FileLoss
+from quark.torch.export.huggingface import config_of as written_as
 from quark.torch.export.left_out import GIVEN, is_prediction
 from quark.torch.export.model_files import float_dtype, take_settings
 from quark.torch.export.original import FileNames, names_of
@@ -404,7 +406,23 @@ def convert(
 
     Raises:
         ModelError: a folder without a quantized model that can be read.
-        ConfigError: codes that cannot be carried over, or a format that cannot hold them.
+        ConfigError: codes that cannot be carried over, or a format that cannot hold them, or in which the program does
+            not read them.
     """
     check_name("format", format, FORMATS)
-    return export_as(quantized_model(Path(source)), target, format, source, max_shard_size, program=program)
+    model = quantized_model(Path(source))
+    if program is not None:
+        check_program(written_as(model), format, program)
+    return export_as(model, target, format, source, max_shard_size, program=program)
+
+
+def check_program(config: QConfig, format: str, program: str) -> None:
+    """Refuse a layer that a program does not read in a format; of layers that are no scheme of ours nobody knows.
+
+    Raises:
+        ConfigError: as ``check_formats``.
+    """
+    for one in (config.global_quant_config, *config.layer_quant_config.values()):
+        names = [] if one is None else names_like(one)
+        if names and not any(works(name, format, program) for name in names):
+            check_formats(names[-1:], format, program)
