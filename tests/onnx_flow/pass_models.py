@@ -422,7 +422,17 @@ def unknown_outside(opset: int = 13) -> onnx.ModelProto:
     return models.model(graph, _numbers(one=1, zero=0), opset)
 
 
+def einsums() -> onnx.ModelProto:
+    """A projection, and a product of two activations that are moved and put together."""
+    text = """g (float[2, 6, 8] x) => (float[2, 6, 4] y, float[2, 6, 6] s) {
+        q = Einsum <equation = "bnd,dhk->bnhk"> (x, w)
+        s = Einsum <equation = "bnhk,bmhk->bnm"> (q, q)
+        y = Einsum <equation = "bnhk,hkd->bnd"> (q, v) }"""
+    return models.model(text, {"w": models.normal(8, 2, 3), "v": models.normal(2, 3, 4)}, 20)
+
+
 TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "einsums": einsums,
     "gelu": gelu,
     "gelu below opset 20": lambda: gelu(13),
     "layer_norm": layer_norm,

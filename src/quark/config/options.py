@@ -45,7 +45,9 @@ class Options(BaseModel):
         True, 1, "Initializers stop being graph inputs; False: those a feed may override stay float."
     )
     ExpandFused: bool = _option(
-        True, 1, "Write operators that ONNX Runtime has fused (FusedConv, Attention) as the layers they hold."
+        True,
+        1,
+        "Write operators that ONNX Runtime has fused (FusedConv, Attention), and Einsum, as the layers they hold.",
     )
     ConvertOpsetVersion: Positive | None = _option(
         None,

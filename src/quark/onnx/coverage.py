@@ -5,8 +5,8 @@
               operators (QLinearConv, MatMulInteger, …) count as what they are.
 
 Counted is what the graph says; a runtime without such a kernel computes in float all the same. Bodies of If and Loop
-count once; attention operators as if nothing were masked, their two products as wide as the result. Not counted:
-Einsum, and everything that is not a sum of products.
+count once; attention operators as if nothing were masked, their two products as wide as the result. Not counted: an
+Einsum with an ellipsis, and everything that is not a sum of products.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import prove_shapes, static_shape
 from quark.onnx.graph.surgery import input_at, int_attribute, name_of
+from quark.onnx.passes.einsum_to_matmul import terms
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 
 #: Elements in a weight from which on it counts among the weights; below are scales, shapes and single numbers.
@@ -277,6 +278,14 @@ def _standard_or_packed(node: ir.Node, sizes: Sizes) -> int:
     return (_attention(past=4, weight=1) if node.domain else _attention(past=4))(node, sizes)
 
 
+def _einsum(node: ir.Node, sizes: Sizes) -> int:
+    """As many as its indices have values together."""
+    counts: dict[str, int] = {}
+    for term, value in zip(terms(node)[0], node.inputs, strict=False):
+        counts.update(zip(term, sizes.of(value), strict=False))
+    return 0 if "." in counts else prod(counts.values())
+
+
 def _reads_codes(node: ir.Node, positions: tuple[int, ...]) -> bool:
     return all(_is_code(input_at(node, position)) for position in positions)
 
@@ -327,6 +336,7 @@ LAYERS: dict[str, Kind] = {
     "Conv": Kind(_convolution(1), _convolves),
     "ConvTranspose": Kind(_convolution(1, transposed=True), _convolves),
     "DeformConv": Kind(_convolution(1), _never),
+    "Einsum": Kind(_einsum, _never),
     "Gemm": Kind(_product(0, 1), _multiplies(0, 1)),
     "MatMul": Kind(_product(0, 1), _multiplies(0, 1)),
     "FusedConv": Kind(_convolution(1), _never),

@@ -121,6 +121,7 @@ def _asked(option: str, job: Job) -> bool:
 FIRST = (
     Step("RemoveInputInit", "remove_input_init"),
     Step("ExpandFused", "expand_fused"),
+    Step("ExpandFused", "einsum_to_matmul"),
     Step("ConvertFP16ToFP32", "convert_fp16_to_fp32"),
     Step(
         "FasterForms",

@@ -21,6 +21,7 @@ from quark.onnx.passes import (
     constants,
     cross_layer_equalization,
     direct_convs,
+    einsum_to_matmul,
     expand_fused,
     faster_floats,
     faster_forms,
@@ -103,6 +104,13 @@ TABLE: tuple[Pass, ...] = (
         expand_fused.run,
         shapes=True,
         when=tuple(expand_fused.ROWS),
+    ),
+    Pass(
+        "einsum_to_matmul",
+        "An Einsum of two tensors becomes the MatMul that it is.",
+        einsum_to_matmul.run,
+        shapes=True,
+        when=("Einsum",),
     ),
     Pass(
         "convert_fp16_to_fp32",

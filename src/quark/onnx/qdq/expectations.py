@@ -34,18 +34,26 @@ def _to_sum(node: ir.Node, path: frozenset[ir.Node], weighed: bool) -> set[ir.No
     found = set[ir.Node]()
     for reader in (use.node for use in node.outputs[0].uses()):
         numbers = next((array for value in reader.inputs[:2] if (array := constant_array(value)) is not None), None)
-        weighs = numbers is not None and numbers.dtype.kind == "f" and bool(np.ptp(numbers) if numbers.size else 0)
-        if reader.op_type in _LAYERS and weighs and numbers is not None and _results(reader, numbers) <= _RESULTS:
+        if reader.op_type in _LAYERS and numbers is not None and _places(reader, numbers):
             found |= path | {reader}
         elif reader.op_type == "ReduceSum":
             found |= path | {reader} if weighed else _to_sum(reader, path, weighed)
-        elif reader.op_type == "Mul" and weighs:
+        elif reader.op_type == "Mul" and numbers is not None and numbers.size and np.ptp(numbers):
             found |= _to_sum(reader, path, True)
         elif reader.op_type in MOVES_VALUES:
             found |= _to_sum(reader, path, weighed)
     return found
 
 
-def _results(layer: ir.Node, weight: np.ndarray) -> int:
+def _places(layer: ir.Node, weight: np.ndarray) -> bool:
+    """Whether a layer weighs with places of bins: rising or falling, or evenly spaced, as trained weights are not."""
     transposed = layer.op_type == "Gemm" and int_attribute(layer, "transB", 0)
-    return weight.shape[0 if transposed else _LAYERS[layer.op_type]]
+    rows = np.moveaxis(weight, 0 if transposed else _LAYERS[layer.op_type], 0)
+    rows = rows.reshape(len(rows), -1)
+    return len(rows) <= _RESULTS and rows.shape[1] > 2 and all(map(_is_ruler, rows))
+
+
+def _is_ruler(row: np.ndarray) -> bool:
+    steps, places = np.diff(row), np.diff(np.unique(row))
+    even = places.size > 1 and bool(np.allclose(places, places[0], rtol=1e-3))
+    return even or bool((steps > 0).all() or (steps < 0).all())
