@@ -232,7 +232,7 @@ def test_a_sound_of_free_length_is_longer_than_a_row_of_indices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Windows of a spectrum do not fit into 16 values (silero VAD). What is free and made up is said."""
-    text = "g (float[N, T] x, int64[N, T] ids, float[N, 3] z, int64 rate) => (float[N, T] y) { y = Relu (x) }"
+    text = "g (float[N, S] x, int64[N, T] ids, float[N, 3] z, int64 rate) => (float[N, S] y) { y = Relu (x) }"
     onnx.save(models.model(text), tmp_path / "m.onnx")
     found = feeds(tmp_path / "m.onnx", SampleSource(random=True))[0]
     assert [array.shape for array in found.values()] == [(1, 512), (1, 16), (1, 3), ()]
@@ -243,7 +243,7 @@ def test_random_data_has_the_shapes_types_and_bounds_of_the_inputs() -> None:
     reader = RandomDataReader(embedding(), {"x": [2, 1, 6, 7]}, data_size=20)
     feeds = list(taken(reader))
     assert len(feeds) == len(reader) == 20
-    assert [feeds[0][name].shape for name in ("ids", "x", "mask", "flags")] == [(1, 16), (2, 1, 6, 7), (1, 4), (2,)]
+    assert [feeds[0][name].shape for name in ("ids", "x", "mask", "flags")] == [(2, 16), (2, 1, 6, 7), (2, 4), (2,)]
     ids = np.concatenate([feed["ids"] for feed in feeds])
     assert (ids.min(), ids.max()) == (0, 10), "indices must stay inside the table of 11 rows and use all of it"
     assert set(np.unique([feed["mask"] for feed in feeds])) == {0, 1}
@@ -421,3 +421,28 @@ def test_a_size_of_0_is_a_size() -> None:
     assert feed is not None and feed["past"].shape == (1, 2, 0, 4) and feed["x"].shape == (1, 2, 32, 4)
     with pytest.raises(DataError, match=r"does not fit the input 'past' \(float32, \[1, 2, 0, 4\]\)"):
         list(checked([{**feed, "past": feed["x"]}], inputs_of(load(proto))))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "shapes"),
+    [
+        ("float[N,1,T] x", [(1, 1, 4096)]),  # sounds: length 1 fitted no layer
+        ("float[T] x, float[2,1,8] state", [(4096,), (2, 1, 8)]),
+        ("float[N,3,H,W] x, float[N] t", [(1, 3, 32, 32), (1,)]),  # a time of each sample
+        ("float[N,80,T] x, int64[N] length", [(1, 80, 64), (1,)]),
+        ("float[N,T,16] x, float[2,N,8] h", [(1, 64, 16), (2, 1, 8)]),
+        ("float[T,N,16] x, float[2,M,8] h", [(1, 64, 16), (2, 1, 8)]),  # the batch of a state
+        ("float[N,T] mask, int64[N,T] ids", [(1, 16), (1, 16)]),  # one name is one size
+        ("float[N,3,T,H,W] x", [(1, 3, 8, 32, 32)]),
+    ],
+)
+def test_free_sizes_are_those_that_models_run_on(inputs: str, shapes: list[tuple[int, ...]]) -> None:
+    proto = models.model(f"g ({inputs}) => (float y) {{ y = Constant<value = float {{1}}>() }}")
+    feed = RandomDataReader(proto).get_next()
+    assert feed is not None and [array.shape for array in feed.values()] == shapes
+
+
+def test_sizes_that_are_given_hold_for_their_names() -> None:
+    proto = models.model("g (float[N,T,4] x, float[N,T] mask) => (float y) { y = ReduceSum(x) }")
+    feed = RandomDataReader(proto, {"x": [2, 7, 4]}).get_next()
+    assert feed is not None and feed["mask"].shape == (2, 7)

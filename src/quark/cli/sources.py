@@ -130,7 +130,7 @@ def feeds(
     if source.data is None:
         found = [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
         shapes = {one.name: (0, None) if one.shape is None else one.shape for one in inputs_of(loaded)}
-        free = {name: list(found[0][name].shape) for name, shape in shapes.items() if None in shape[1:]}
+        free = {name: list(found[0][name].shape) for name, shape in shapes.items() if None in (shape[1:] or shape)}
         if free:
             say(f"note: free sizes of generated data: {free} (option RandomDataReaderInputShape)")
         return found

@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, check_names, nearest
+from quark.onnx.free_sizes import usual_shapes
 from quark.onnx.graph.model import ModelInput as Source
 from quark.onnx.graph.model import load
 from quark.onnx.qdq.masks import mask_inputs
@@ -367,8 +368,7 @@ class RandomDataReader(CalibrationDataReader):
     """Generated samples, for trial runs: the ranges they give mean nothing.
 
     Floats are uniform in [0, 1). Integers are indices where they index a table of the model (below its length), else 0
-    or 1. Free sizes are 1, except for axis 1 of two axes (16 indices, 512 values of a sound) and 3, 32, 32 for the
-    last three of four.
+    or 1. Free sizes are those of ``quark.onnx.free_sizes``: 1 for a batch, 16 indices, 4096 values of a sound.
 
     Args:
         model_input: path or model.
@@ -402,9 +402,11 @@ class RandomDataReader(CalibrationDataReader):
                     f"RandomDataReaderInputDataRange gives no [lowest, highest] for the input {missing[0]!r}; it must "
                     "name every input of the model, or be None for [0, 1)"
                 )
+        usual = usual_shapes([value for value in model.graph.inputs if not value.is_initializer()], shapes)
         tables = {str(value.name): _table_length(value) for value in model.graph.inputs}
         self._makers = [
-            _Maker(one, _random_shape(one, shapes.get(one.name)), _random_range(one, ranges, tables)) for one in inputs
+            _Maker(one, _random_shape(one, shapes.get(one.name), usual), _random_range(one, ranges, tables))
+            for one in inputs
         ]
         self._size, self._seed, self._next = data_size, seed, 0
 
@@ -429,7 +431,7 @@ class _Maker:
     """How the random values of one input are made; a ``DataError`` where they are too many."""
 
     input: ModelInput
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     range: tuple[float, float]
 
     def __post_init__(self) -> None:
@@ -451,13 +453,11 @@ class _Maker:
         return (lo + (hi - lo) * rng.random(self.shape, np.float32)).astype(dtype)
 
 
-def _random_shape(one: ModelInput, given: Sequence[int] | None) -> tuple[int, ...]:
+def _random_shape(one: ModelInput, given: Sequence[int] | None, usual: Mapping[str, tuple[int, ...]]) -> Sequence[int]:
     if given is None:
         if one.shape is None:
             raise DataError(f"the input {one} has no rank: give its shape in RandomDataReaderInputShape")
-        row = 512 if one.dtype is not None and one.dtype.kind == "f" else 16
-        usual = {2: (1, row), 4: (1, 3, 32, 32)}.get(len(one.shape), (1,) * len(one.shape))
-        return tuple(default if size is None else size for size, default in zip(one.shape, usual, strict=True))
+        return usual[one.name]
     sizes = tuple(given)
     fits = one.shape is None or (
         len(sizes) == len(one.shape) and all(size in (None, own) for size, own in zip(one.shape, sizes, strict=True))
