@@ -59,7 +59,7 @@ def run(request: Auto) -> None:
 
     goal = _goal(request)
     outputs = outputs_of(request, {})
-    with as_float(request.model, output) as folder:
+    with as_float(request.model, output, loaded=True) as folder:
         found, samples, model = _found(request, data, goal, folder, start)
         with new_folder(output) as work:  # last, so that it is there where all is
             facts = _write(request, found, samples, model, folder, work)

@@ -53,7 +53,7 @@ def run(request: InMemory) -> None:
     refuse_without_samples(request)
     if values.get("kv_cache"):
         cache_scheme(values["kv_cache"])
-    with as_float(request.model, request.output) as folder, new_folder(request.output) as work:
+    with as_float(request.model, request.output, loaded=True) as folder, new_folder(request.output) as work:
         facts = in_memory(replace(request, model=folder, output=work), values, format, request.check)
         facts |= facts_of(request, format, work)
         describe(request, facts, work)

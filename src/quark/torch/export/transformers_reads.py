@@ -18,6 +18,7 @@ its experts, and the method that gives new modules their first values.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,17 +26,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import QuarkError
+from quark.errors import ConfigError, QuarkError
 from quark.numerics.granularity import Token
 from quark.torch.calibration import device_of
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
 from quark.torch.export.model_files import float_dtype, is_untied
-from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of
+from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of, names_of
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.quantized_layer import QuantLayer, detach, quantized_layers
 from quark.torch.short_sample import TOKENS, example
 
 METHOD = "compressed-tensors"
+UNSTACKED = ("fp8", "awq", "gptq")  # formats with a tensor for each expert, whose readers know nothing of stacks
 TOKEN_AXES = 3  # batch, tokens, features
 OTHERS = (ValueError, TypeError, RuntimeError, IndexError, KeyError, NotImplementedError)  # a copy without values is no
 # whole model: only what asks for a weight is told
@@ -213,6 +215,29 @@ def experts(model: nn.Module, schemes: Mapping[str, Any], names: FileNames) -> s
     weights = {name: schemes[name].weights if name in schemes else None for name in (*inside, *left, *schemes)}
     other = next((name for name, own in weights.items() if inside and own != weights[inside[0]]), None)
     return other and f"it stacks experts by one scheme, and {other!r} has another one than {inside[0]!r}, or none"
+
+
+def check_listed(model: nn.Module, quantized: Iterable[str], format: str) -> None:
+    """Refuse quantized experts that the original has stacked, in a format whose tensors have other names.
+
+    Args:
+        model: whose quantized experts are taken apart.
+        quantized: names of its quantized layers.
+        format: one of ``UNSTACKED``.
+
+    Raises:
+        ConfigError: the first; transformers would make it up at random.
+    """
+    taken, names = list(quantized), names_of(model)
+    for path, module in model.named_modules():
+        if not isinstance(module, UnfusedExperts) or not any(name.startswith(f"{path}.") for name in taken):
+            continue
+        if not is_listed(path, module, names):
+            exclude = f"{re.sub('[0-9]+', '*', path)}.*"
+            raise ConfigError(
+                f"transformers has no place for the single experts of {path!r} in the format {format}, and makes its "
+                f"stacks up at random; use --format quark, or --exclude '{exclude}'"
+            )
 
 
 def is_replaced(module: UnfusedExperts) -> bool:

@@ -25,7 +25,9 @@ from quark.torch.export.model_files import copy_beside
 from quark.torch.export.onnx_model import FILE, export_onnx
 from quark.torch.export.reader_scales import with_scales_in
 from quark.torch.export.shards import SHARD_SIZE
+from quark.torch.export.transformers_reads import UNSTACKED, check_listed
 from quark.torch.export.vllm_reads import read_by_vllm
+from quark.torch.quantized_layer import quantized_layers
 
 
 def export_as(
@@ -55,6 +57,8 @@ def export_as(
         ConfigError: an unknown format, or a scheme that it cannot hold.
     """
     check_name("format", format, FORMATS)
+    if program == "transformers" and format in UNSTACKED:
+        check_listed(model, (name for name, _ in quantized_layers(model)), format)
     mode = FORMATS[format].mode
     if mode is not None:
         export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size, verify=verify, program=program)

@@ -38,6 +38,7 @@ from quark.torch.export.model_files import copy_files, read_object
 from quark.torch.export.shards import Item, item_of, write_file, write_index
 from quark.torch.files.coded import decoding
 from quark.torch.files.methods import METHODS, CodedFolder, found_in
+from quark.torch.files.restacked import restacked
 from quark.torch.files.skeleton import StoredSource
 
 ENDS = (
@@ -102,8 +103,9 @@ def coded_in(checkpoint: Checkpoint) -> CodedFolder:
 
 
 @contextmanager
-def as_float(folder: Path, output: Path) -> Iterator[Path]:
-    """The folder itself, or the float checkpoint that it stands for, hidden beside ``output`` until the block ends.
+def as_float(folder: Path, output: Path, loaded: bool = False) -> Iterator[Path]:
+    """The folder itself, or the float checkpoint that it stands for, hidden beside ``output`` until the block ends;
+    ``loaded``: as ``dequantize_checkpoint``.
 
     Raises:
         ConfigError: a method that cannot be decoded.
@@ -113,16 +115,17 @@ def as_float(folder: Path, output: Path) -> Iterator[Path]:
         yield folder
         return
     with scratch_beside(output) as made, naming({made / "float": folder}):
-        dequantize_checkpoint(folder, made / "float")
+        dequantize_checkpoint(folder, made / "float", loaded)
         yield made / "float"
 
 
-def dequantize_checkpoint(source: Path, target: Path) -> None:
+def dequantize_checkpoint(source: Path, target: Path, loaded: bool = False) -> None:
     """Write the float checkpoint that a quantized one stands for.
 
     Args:
         source: folder with ``config.json`` and safetensors files.
         target: new folder.
+        loaded: transformers will load it, which finds no single experts where the original has them stacked.
 
     Raises:
         ConfigError: a method that cannot be decoded.
@@ -141,7 +144,7 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
     else:
         refuse_method(source / "config.json", method, ["quark", *METHODS])
     with new_folder(target) as draft:
-        write(draft, groups)
+        write(draft, restacked(groups, checkpoint) if loaded else groups)
         write_file(draft / GRIDS, grids)
         copy_files(source, draft)
         config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
