@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 
 import quark.onnx as onnx_flow
 import quark.torch as torch_flow
+from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
+from quark.numerics.granularity import Channel, Group
 from quark.torch.quantization.config import config as torch_config
 
 
@@ -148,9 +151,35 @@ def test_an_onnx_configuration_that_was_changed_is_checked(change: Any, words: s
         config.compile()
 
 
+def preset(**changes: Any) -> Any:
+    """What a preset with changed fields compiles to."""
+    config = onnx_flow.Config(onnx_flow.get_default_config("XINT8"))
+    for name, value in changes.items():
+        setattr(config.global_quant_config, name, value)
+    return config.compile()
+
+
 @pytest.mark.parametrize("name", ["include_cle", "enable_npu_transformer", "use_external_data_format"])
 def test_a_switch_of_a_preset_is_no_word(name: str) -> None:
-    config = onnx_flow.Config(onnx_flow.get_default_config("XINT8"))
-    setattr(config.global_quant_config, name, "no")
     with pytest.raises(ConfigError, match=f"{name} must be True or False, not 'no'"):
-        config.compile()
+        preset(**{name: "no"})
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        *((partial(TensorSpec, **{name: "no"}), f"{name} must be True or False") for name in ("symmetric", "dynamic")),
+        (partial(TensorSpec, granularity="tensor"), r"granularity of a TensorSpec must be Tensor\(\)"),
+        (partial(TensorSpec, settings={"share": 1}), "settings of a TensorSpec must be a tuple"),
+        (partial(TensorSpec, second="int4"), "second of a TensorSpec must be a TensorSpec or None"),
+        (partial(LayerSpec, TensorSpec(), "int8"), "weight of a LayerSpec must be a TensorSpec or None, not 'int8'"),
+        (partial(Channel, 1.5), "axis of a granularity must be an integer, not 1.5"),
+        (partial(Group, True, 32), "axis of a granularity must be an integer, not True"),
+        (partial(Group, 0, 2.5), "size of a granularity must be an integer, not 2.5"),
+        (partial(preset, layer="int8"), "the field layer must be a LayerSpec, not 'int8'"),
+        (partial(preset, layers={"conv": 8}), "layers: 'conv' must have a LayerSpec or None, not 8"),
+    ],
+)
+def test_the_one_language_takes_values_only(make: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()

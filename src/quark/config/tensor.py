@@ -10,6 +10,7 @@ from dataclasses import field, replace
 from functools import cache
 from typing import Any
 
+from quark.config.known_fields import check_switches
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, as_a, check_name
 from quark.numerics.affine import Grid
@@ -58,6 +59,14 @@ class TensorSpec:
     second: TensorSpec | None = None
 
     def __post_init__(self) -> None:
+        check_switches(self, "symmetric", "narrow", "dynamic", "reduced", "real_zero")
+        for name, types, words in (
+            ("granularity", Granularity, "Tensor(), Channel(axis) or Group(axis, size)"),
+            ("settings", tuple, "a tuple of (name, value) pairs"),
+            ("second", TensorSpec | None, "a TensorSpec or None"),
+        ):
+            if not isinstance(getattr(self, name), types):
+                raise ConfigError(f"the field {name} of a TensorSpec must be {words}, not {getattr(self, name)!r}")
         if self.second is not None and self.second.second is not None:
             raise ConfigError("a tensor is quantized in two stages at most, and these are three")
         for kind, value, allowed in (
@@ -191,3 +200,8 @@ class LayerSpec:
     weight: TensorSpec | None = None
     bias: TensorSpec | None = None
     outputs: TensorSpec | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "weight", "bias", "outputs"):
+            if not isinstance(value := getattr(self, name), TensorSpec | None):
+                raise ConfigError(f"the field {name} of a LayerSpec must be a TensorSpec or None, not {value!r}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from math import prod
+from numbers import Integral
 from typing import NamedTuple, TypeAlias
 
 from quark.dataclass import dataclass
@@ -115,6 +116,12 @@ def pad(x: Array, shape: Shape) -> Same:
     return padded
 
 
+def check_integer(name: str, value: object) -> None:
+    """Raise for a field of a granularity that is no integer."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"the {name} of a granularity must be an integer, not {value!r}")
+
+
 def normal_axis(axis: int, shape: Shape) -> int:
     """``axis`` counted from the front; an axis that ``shape`` does not have is an error."""
     if not -len(shape) <= axis < len(shape):
@@ -153,6 +160,9 @@ class Channel(Granularity):
 
     axis: int
 
+    def __post_init__(self) -> None:
+        check_integer("axis", self.axis)
+
     def blocks(self, shape: Shape) -> Shape:
         """1 on ``axis``, the whole of the others."""
         axis = normal_axis(self.axis, shape)
@@ -179,6 +189,8 @@ class Group(Granularity):
     size: int
 
     def __post_init__(self) -> None:
+        check_integer("axis", self.axis)
+        check_integer("size", self.size)
         if self.size < 1:
             raise ConfigError(f"group size {self.size} must be 1 or more")
 

@@ -323,6 +323,11 @@ class Config(KnownFields):
         """The job that this configuration stands for."""
         legacy = self.global_quant_config
         check_switches(legacy, *_SWITCHES)
+        if not isinstance(legacy.layer, LayerSpec):
+            raise ConfigError(f"the field layer must be a LayerSpec, not {legacy.layer!r}")
+        for name, spec in legacy.layers.items():
+            if not isinstance(spec, LayerSpec | None):
+                raise ConfigError(f"layers: {name!r} must have a LayerSpec or None, not {spec!r}")
         lists = {
             "OpTypesToQuantize": legacy.op_types_to_quantize,
             "ExtraOpTypesToQuantize": legacy.extra_op_types_to_quantize,
