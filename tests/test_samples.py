@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -141,3 +142,15 @@ def test_broken_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
     with pytest.raises(DataError, match=r"a\.png' is not a readable image"):
         list(find_samples(tmp_path, [IMAGE]))
+
+
+@pytest.mark.parametrize("length", [None, 4])
+def test_a_broken_sound_is_skipped_or_stops(length: int | None, tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"RIFF no sound")
+    with wave.open(str(tmp_path / "b.wav"), "wb") as out:
+        out.setparams((1, 2, 16000, 0, "NONE", ""))
+        out.writeframes(bytes(16))
+    sound = ModelInput("sound", (1, length), np.dtype(np.float32))
+    assert shapes(find_samples(tmp_path, [sound], strict=False)) == [{"sound": (1, length or 8)}] * (2 if length else 1)
+    with pytest.raises(DataError, match=r"a\.wav' is not a readable"):
+        list(find_samples(tmp_path, [sound]))

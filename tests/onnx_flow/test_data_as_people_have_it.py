@@ -141,6 +141,22 @@ def test_sounds_of_every_width_are_in_minus_one_to_one(tmp_path: Path, width: in
         PathDataReader(models.model(SOUND), tmp_path).get_next()
 
 
+def test_sounds_of_several_rates_and_models_of_one_axis_or_of_codes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model of [frames] was refused; one of int16 got zeros; a file of another rate came along without a word."""
+    codes = np.array([0, 16384, -32768, 32767], "<i2")
+    for name, rate in (("a", 16000), ("b", 16000), ("c", 44100)):
+        with wave.open(str(tmp_path / f"{name}.wav"), "wb") as out:
+            out.setparams((1, 2, rate, 0, "NONE", ""))
+            out.writeframes(codes.tobytes())
+    for kind in ("float", "int16"):
+        values = first(PathDataReader(models.model(f"g ({kind}[T] x) => ({kind}[T] y) {{ y = Abs (x) }}"), tmp_path))
+        assert values.dtype == (np.int16 if kind == "int16" else np.float32)
+        np.testing.assert_array_equal(values, codes if kind == "int16" else codes / np.float32(32768))
+    assert "several rates (2 of 16000, 1 of 44100)" in caplog.text
+
+
 def test_a_function_of_the_user_reads_files_of_any_kind(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(np.ones(48, np.float32).tobytes())
     settings = Preprocessing(function=lambda path: np.fromfile(path, np.float32).reshape(3, 4, 4))

@@ -51,7 +51,7 @@ class SampleSource:
         ),
     ] = None
     strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at a broken image; otherwise it is skipped and named.")
+        bool, typer.Option("--strict", help="Stop at a broken image or sound; otherwise it is skipped and named.")
     ] = False
     shapes: Mapping[str, Sequence[int]] | None = None
     ranges: Mapping[str, Sequence[float]] | None = None

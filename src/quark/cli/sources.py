@@ -18,6 +18,7 @@ from quark.cli.source_options import SampleSource
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
 from quark.onnx import data_files
+from quark.onnx.audio_files import UnreadableSound
 from quark.onnx.data import Feed, ModelInput, RandomDataReader, inputs_of
 from quark.onnx.data_files import ARRAYS, is_picture
 from quark.onnx.graph.model import load, load_ahead
@@ -37,7 +38,7 @@ class FileSamples:
     Attributes:
         readers: one function a sample.
         types: what the inputs hold.
-        strict: a broken picture is an error; otherwise it is skipped, and named the first time.
+        strict: a broken picture or sound is an error; otherwise it is skipped, and named the first time.
     """
 
     readers: Sequence[Callable[[], Feed]]
@@ -56,7 +57,7 @@ class FileSamples:
         for read in self.readers:
             try:
                 feed = read()
-            except UnreadableImage as error:
+            except (UnreadableImage, UnreadableSound) as error:
                 if self.strict:
                     raise
                 self._skip(str(error))
@@ -64,7 +65,7 @@ class FileSamples:
             given += 1
             yield feed
         if self.readers and not given:
-            raise DataError(f"no picture can be read; the first: {next(iter(self.skipped))}")
+            raise DataError(f"no file can be read; the first: {next(iter(self.skipped))}")
 
     def _skip(self, words: str) -> None:
         if words not in self.skipped:

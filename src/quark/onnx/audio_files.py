@@ -19,29 +19,47 @@ LONGEST = 2**28
 """Frames of one file that are read at most."""
 
 
+class UnreadableSound(DataError):
+    """A file that is not a sound, or a damaged one."""
+
+
 def read_sound(path: Path) -> np.ndarray:
     """The frames of one file, float32 ``[frames]`` in -1..1.
 
     Raises:
-        DataError: no regular file, damaged, an encoding that needs soundfile, or too long.
+        UnreadableSound: no regular file, damaged, an encoding that needs soundfile, or too long.
     """
-    regular_file(path, DataError, "the sound")
+    regular_file(path, UnreadableSound, "the sound")
     try:
         with wave.open(str(path), "rb") as opened:
             width, channels, frames = opened.getsampwidth(), opened.getnchannels(), opened.getnframes()
             if frames > LONGEST:
-                raise DataError(f"{str(path)!r} has {frames} frames; at most {LONGEST} are read")
+                raise UnreadableSound(f"{str(path)!r} has {frames} frames; at most {LONGEST} are read")
             raw = opened.readframes(frames)
     except wave.Error as error:
         return _by_soundfile(path, error)
     except (EOFError, OSError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: chunks beyond the end
-        raise DataError(f"{str(path)!r} is not a readable WAV file: {reason_of(error)}") from error
+        raise UnreadableSound(f"{str(path)!r} is not a readable WAV file: {reason_of(error)}") from error
     if width > WIDEST:
-        raise DataError(f"{str(path)!r} has {8 * width} bits a frame; at most {8 * WIDEST} are read")
+        raise UnreadableSound(f"{str(path)!r} has {8 * width} bits a frame; at most {8 * WIDEST} are read")
     whole = len(raw) // (width * channels) * width * channels
     if not whole:
-        raise DataError(f"{str(path)!r} holds no frame")
+        raise UnreadableSound(f"{str(path)!r} holds no frame")
     return np.asarray(_scaled(raw[:whole], width).reshape(-1, channels).mean(1), np.float32)
+
+
+def rate_of(path: Path) -> int | None:
+    """Frames a second, where Python's own reader finds them.
+
+    Raises:
+        UnreadableSound: no regular file.
+    """
+    regular_file(path, UnreadableSound, "the sound")
+    try:
+        with wave.open(str(path), "rb") as opened:
+            return opened.getframerate()
+    except (wave.Error, EOFError, OSError, RuntimeError):
+        return None
 
 
 def _scaled(raw: bytes, width: int) -> np.ndarray:
@@ -58,11 +76,11 @@ def _by_soundfile(path: Path, error: Exception) -> np.ndarray:
     try:
         import soundfile
     except ImportError:
-        raise DataError(
+        raise UnreadableSound(
             f"{str(path)!r} is not a readable PCM file: {reason_of(error)}; other encodings need: pip install soundfile"
         ) from error
     try:
         frames, _ = soundfile.read(path, dtype="float32", always_2d=True)
     except (RuntimeError, OSError, ValueError) as broken:
-        raise DataError(f"{str(path)!r} is not a readable sound: {reason_of(broken)}") from broken
+        raise UnreadableSound(f"{str(path)!r} is not a readable sound: {reason_of(broken)}") from broken
     return np.asarray(frames.mean(1), np.float32)

@@ -6,7 +6,7 @@
     folder of *.npy      one file a sample, for a model with one input
     folder of folders    one folder per input, named like it, of .npy files; files of one name are one sample
     folder of images     .png, .jpg, .jpeg, resized to the input (``quark.onnx.preprocessing``)
-    folder of sounds     .wav, for an input [1, frames] or [1, 1, frames]: all of a file, or windows of the fixed length
+    folder of sounds     .wav, for [frames], [1, frames] or [1, 1, frames]: a file, or windows of the fixed length
     nested folders       of one of these (ImageNet's folder per class): the folders take turns, so that the first
                          samples are of all classes
     list.txt             a path a line, relative to the list; empty lines and those that begin with # are left out
@@ -204,7 +204,10 @@ def _check_names(given: Iterable[str], inputs: Sequence[ModelInput]) -> None:
 def _only(inputs: Sequence[ModelInput], what: str) -> ModelInput:
     if len(inputs) != 1:
         names = ", ".join(one.name for one in inputs)
-        raise DataError(f"{what} feeds one input; the model has {len(inputs)} ({names}): use .npz files")
+        raise DataError(
+            f"{what} feeds one input; the model has {len(inputs)} ({names}): use .npz files, or a function of a file "
+            "that gives a dictionary (--preprocess FILE.py:FUNCTION)"
+        )
     return inputs[0]
 
 

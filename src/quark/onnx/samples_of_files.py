@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from quark.errors import DataError
-from quark.onnx.audio_files import read_sound
+from quark.onnx.audio_files import UnreadableSound, rate_of, read_sound
 from quark.onnx.data import Feed, ModelInput
 from quark.onnx.image_files import pillow, read_image
 from quark.onnx.preprocessing import Preprocessing
 
 Read = Callable[[], Feed]
+_log = logging.getLogger(__name__)
 
 
 def image_reads(files: Sequence[Path], one: ModelInput, settings: Preprocessing) -> list[Read]:
@@ -68,26 +71,39 @@ def sound_reads(files: Sequence[Path], one: ModelInput) -> list[Read]:
         DataError: the input takes no sound, or a file is shorter than its windows.
     """
     shape = one.shape or ()
-    if len(shape) not in (2, 3) or any(side not in (None, 1) for side in shape[:-1]):
-        raise DataError(f"sounds fit an input [1, frames] or [1, 1, frames]; the model has {one}")
+    if len(shape) not in (1, 2, 3) or any(side not in (None, 1) for side in shape[:-1]):
+        raise DataError(f"sounds fit an input [frames], [1, frames] or [1, 1, frames]; the model has {one}")
+    rates = Counter(rate for file in files if (rate := rate_of(file)) is not None)
+    if len(rates) > 1:
+        told = ", ".join(f"{count} of {rate}" for rate, count in rates.most_common())
+        _log.warning("the sounds have several rates (%s), and none is changed: resample them before", told)
     length = shape[-1]
     if length is None:
         return [partial(_sound_sample, file, one, 0, None) for file in files]
     reads: list[Read] = [
-        partial(_sound_sample, file, one, index, length)
-        for file in files
-        for index in range(len(read_sound(file)) // length)
+        partial(_sound_sample, file, one, index, length) for file in files for index in range(_windows(file, length))
     ]
     if not reads:
         raise DataError(f"no sound has {length} frames, which the input {one} takes; the first is {str(files[0])!r}")
     return reads
 
 
+def _windows(file: Path, length: int) -> int:
+    """How many windows a file has; one for a broken file, which is told when it is read."""
+    try:
+        return len(read_sound(file)) // length
+    except UnreadableSound:
+        return 1
+
+
 def _sound_sample(file: Path, one: ModelInput, index: int, length: int | None) -> Feed:
     frames = read_sound(file)
     part = frames if length is None else frames[index * length : (index + 1) * length]
-    shape = (1,) * (len(one.shape or (1, 1)) - 1)
-    return {one.name: part.reshape(*shape, -1).astype(one.dtype or np.float32)}
+    shape, dtype = (1,) * (len(one.shape or (1, 1)) - 1), one.dtype or np.dtype(np.float32)
+    if dtype.kind == "i":  # PCM as it is
+        most = np.iinfo(dtype).max
+        part = np.clip(np.round(part.astype(np.float64) * (most + 1)), -most - 1, most)
+    return {one.name: part.reshape(*shape, -1).astype(dtype)}
 
 
 def function_sample(file: Path, inputs: Sequence[ModelInput], function: Callable[[str], Any]) -> Feed:
