@@ -15,7 +15,9 @@ from tests.torch_flow.export.networks import llama
 from tests.torch_flow.export.test_reload import quantized
 
 from quark.cli import main
+from quark.errors import ModelError
 from quark.torch import LLMTemplate
+from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.write_as import export_as
 from quark.torch.files.folder_caches import cache_of
 
@@ -139,6 +141,33 @@ def test_a_model_with_an_adapter_is_refused(command: str, tmp_path: Path, capsys
     save_file({"lora_A.weight": torch.zeros(2, 8)}, tmp_path / "source" / "adapter_model.safetensors")  # no shard
     assert made(command, tmp_path / "source", tmp_path / "out") == 1
     assert "merge_and_unload" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    (tmp_path / "source" / "adapter_config.json").unlink()
+    assert made(command, tmp_path / "source", tmp_path / "out") == 1
+    assert "an adapter without 'adapter_config.json'" in capsys.readouterr().err
+
+
+def test_a_tensor_in_two_files_is_named_with_both(tmp_path: Path) -> None:
+    source("float", True, tmp_path / "source")
+    tensors = load_file(tmp_path / "source" / "model.safetensors")
+    files = {f"model-{k}-of-2.safetensors": half for k, half in ((1, tensors), (2, dict(list(tensors.items())[:1])))}
+    (tmp_path / "source" / "model.safetensors").unlink()
+    for file, half in files.items():
+        save_file(half, tmp_path / "source" / file, {"format": "pt"})
+    index = {"weight_map": {name: file for file, half in files.items() for name in half}}
+    (tmp_path / "source" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"model-1-of-2.* says is in 'model-2-of-2.safetensors': delete one"):
+        read_checkpoint(tmp_path / "source")
+
+
+@pytest.mark.parametrize("command", ["quantize", "quantize-files"])
+def test_a_tensor_of_64_bits_has_the_type_of_the_model(command: str, tmp_path: Path) -> None:
+    source("float", True, tmp_path / "source")
+    tensors = load_file(tmp_path / "source" / "model.safetensors")
+    tensors |= {"model.norm.weight": tensors["model.norm.weight"].double()}
+    save_file(tensors, tmp_path / "source" / "model.safetensors", {"format": "pt"})
+    assert made(command, tmp_path / "source", tmp_path / "out") == 0
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found["model.norm.weight"].dtype == found["model.embed_tokens.weight"].dtype
 
 
 @pytest.mark.parametrize("form", ["quark", "compressed-tensors"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,25 @@ def test_numbers_that_cannot_be_are_refused_by_both_readers(kind: str, name: str
     put(tmp_path, folder_of(kind, tmp_path), (name,), value)
     assert refused(tmp_path, lambda: load_model(tmp_path))
     assert refused(tmp_path, lambda: read_skeleton(read_checkpoint(tmp_path)))
+
+
+@pytest.mark.parametrize("value", [32000, "absent", None])
+def test_a_padding_token_outside_of_the_vocabulary_is_named(value: Any, tmp_path: Path) -> None:
+    """Phi-3's class has 32000 of its own, whatever the vocabulary."""
+    made = {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.Phi3Config(hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+                                     num_attention_heads=2, num_key_value_heads=2, **made)  # fmt: skip
+    transformers.Phi3ForCausalLM(config).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    entries = json.loads(path.read_text()) | {"pad_token_id": value}
+    path.write_text(json.dumps({name: one for name, one in entries.items() if one != "absent"}))
+    for read in (load_model, lambda folder: read_skeleton(read_checkpoint(folder))):
+        with (
+            nullcontext()
+            if value is None
+            else pytest.raises(ModelError, match=r"vocab_size is 64.*pad_token_id, .* null")
+        ):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("value", ["64", 64.0, -1, 7])

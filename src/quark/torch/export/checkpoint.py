@@ -22,7 +22,7 @@ from quark.torch.export.model_files import read_object
 
 SUFFIX = ".safetensors"
 LONGEST_NAME = 255
-ADAPTER = "adapter_config.json"
+ADAPTER, ADAPTERS = "adapter_config.json", "adapter_model*.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -91,8 +91,13 @@ def check_no_adapter(folder: Path) -> None:
     """Refuse a folder whose model an adapter changes: without it the model is another one, and nothing here holds it.
 
     Raises:
-        ModelError: it has one.
+        ModelError: it has one, or the weights of one.
     """
+    if alone := sorted(path.name for path in folder.glob(ADAPTERS) if not (folder / ADAPTER).exists()):
+        raise ModelError(
+            f"{str(folder)!r} holds {alone[0]!r}, the weights of an adapter without {ADAPTER!r}: merge it with peft "
+            f"into its model (merge_and_unload, then save_pretrained), or delete it if the model alone is meant"
+        )
     if (folder / ADAPTER).exists():
         raise ModelError(
             f"{str(folder / ADAPTER)!r}: the model has an adapter, which would be lost; merge it with peft "
@@ -141,7 +146,9 @@ def indexed_files(folder: Path, index: Path) -> dict[str, tuple[str, ...]]:
             lost = f"{missing[0]!r:.99}"
             raise ModelError(f"{str(folder / file)!r} has no tensor {lost}, which {index.name!r} says it has")
         if more := sorted(set(there) - set(names)):
-            raise ModelError(f"{str(folder / file)!r} has a tensor {more[0]!r:.99}, which {index.name!r} does not name")
+            own = entries.get(more[0])
+            where = "does not name" if own is None else f"says is in {own!r}: delete one of the two"
+            raise ModelError(f"{str(folder / file)!r} has a tensor {more[0]!r:.99}, which {index.name!r} {where}")
     return {file: tuple(names) for file, names in files.items()}
 
 

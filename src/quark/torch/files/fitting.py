@@ -26,6 +26,8 @@ HEADS = re.compile(r"(^|_)heads?$|experts")
 EXPERTS = re.compile(r"(num|n)_(local_|routed_)?experts$")
 ROUTED = re.compile(r"(num|n)_experts_per_tok(en)?$")
 COUNTS = re.compile(r"(_size|_dim|heads?|layers?|experts|n_embd)$")
+PADDING, PADDED = "Padding_idx must be within", re.compile(r"pad_token_id$|vocab_size$")
+PAD_IS = "pad_token_id, which its class sets where the file has none, must be below vocab_size; null is allowed"
 NUMBER = re.compile(r"\d+")
 HUGE = 1 << 31
 
@@ -42,9 +44,14 @@ def told(folder: Path, config: Mapping[str, Any], kept: tuple[type[Exception], .
     except Exception as error:
         if isinstance(error, (QuarkError, *kept)):
             raise
-        wrong = [f"{name} is {value!r}" for name, value in numbers(config) if is_wrong(name, value)]
+        padding = PADDING in str(error)
+        wrong = [
+            f"{name} is {value!r}"
+            for name, value in numbers(config)
+            if is_wrong(name, value) or (padding and PADDED.search(name))
+        ]
         what = f" ({', '.join(wrong[:3])})" if wrong else ""
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = PAD_IS if padding else " ".join(str(error).split()) or type(error).__name__
         file = str(folder / "config.json")
         raise ModelError(f"{file!r} describes no model that transformers can make{what}: {reason:.200}") from error
 

@@ -248,6 +248,8 @@ def stored_tensors(checkpoint: Checkpoint) -> dict[str, StoredSource]:
                 if dtype is None:
                     raise ModelError(f"{file!r}: {name!r} has the type {view.get_dtype()}, which torch does not have")
                 read = checkpoint.dtype if checkpoint.dtype is not None and dtype.is_floating_point else dtype
+                if read is torch.float64:  # nobody computes in it: as the model in memory has it
+                    read = named_type(checkpoint) or read
                 if read.is_floating_point and read.itemsize == 1 and "quantization_config" not in checkpoint.config:
                     read = as_named(checkpoint, name, read)  # no codes, since nothing says what they stand for
                 found[name] = StoredSource(file, name, tuple(view.get_shape()), read)
