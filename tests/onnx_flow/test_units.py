@@ -39,6 +39,10 @@ def diffusion(seed: int) -> dict[str, np.ndarray]:
     return {"x": models.normal(1, 4, 8, 8, seed=seed) * np.sqrt(sigma**2 + 1), "sigma": np.full((1, 1, 1, 1), sigma)}
 
 
+def energies(seed: int) -> dict[str, np.ndarray]:
+    return {"x": np.exp(models.normal(1, 4, 8, 8, seed=seed, scale=3))}
+
+
 GRAPHS: dict[str, tuple[str, dict[str, np.ndarray], Callable[[int], dict[str, np.ndarray]], float]] = {
     "channels": (
         f"""g (float[1,4,8,8] x) => (float[1,4,8,8] y) {{
@@ -55,6 +59,14 @@ GRAPHS: dict[str, tuple[str, dict[str, np.ndarray], Callable[[int], dict[str, np
         {"eps": np.array(1e-5, np.float32), "w": models.normal(24, 16, scale=0.2), "v": models.normal(16, 6)},
         series,
         10,
+    ),
+    "places": (
+        f"""g (float[1,4,8,8] x) => (float[1,4,8,8] y) {{
+            a = AveragePool<kernel_shape = [3,3], pads = [1,1,1,1]>(x) e = Add(a, eps) z = Div(x, e) {CONVS}
+            y = Tanh(h) }}""",
+        {"eps": np.array(1e-6, np.float32)} | LAYERS,
+        energies,
+        15,
     ),
     "noise": (
         f"""g (float[1,4,8,8] x, float[1,1,1,1] sigma) => (float[1,4,8,8] y) {{

@@ -4,6 +4,7 @@
     layer → Mul(deviation) → Add(mean) → y              the same backwards
     x → Sub(mean of x) → Div(deviation of x) → layer    every sample in units of its own
     x, sigma → Mul(1 / sqrt(sigma² + 1)) → layer        the same, of an input beside it
+    x → Div(smoothed x) → layer                         every place in units of its own, as gain control does
     layer → Mul(deviation of x) → Add(mean of x) → y    and backwards
 
 One scale for all of them follows the largest, and a model's inputs and outputs mean something one by one: the error of
@@ -167,11 +168,13 @@ def _leads(model: ir.Model, behind: set[ir.Node]) -> set[ir.Node]:
 
 
 def _is_figure(value: ir.Value, node: ir.Node, front: set[ir.Node]) -> bool:
-    """Whether a node shifts or scales by a tensor that is computed from inputs and has fewer values than the other."""
+    """Whether a node shifts or scales by a tensor computed from inputs: one with fewer values than the other, or
+    a divisor, which may follow it place by place."""
     if node.op_type not in _AFFINE - {"BatchNormalization"} or len(_given(node)) != 2:
         return False
     other = node.inputs[1 - list(node.inputs).index(value)]
-    return _computed(value, front) and _is_spread(_sizes(value), _sizes(other))
+    divides = node.op_type == "Div" and value is node.inputs[1]
+    return _computed(value, front) and (divides or _is_spread(_sizes(value), _sizes(other)))
 
 
 def _computed(value: ir.Value, front: set[ir.Node]) -> bool:
