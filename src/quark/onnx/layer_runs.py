@@ -61,6 +61,7 @@ from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Fed, Made, QuantizedBody, entered, install
 from quark.report.process import lent
+from quark.search.values import check_distinct
 
 MODEL = "float.onnx"
 
@@ -158,9 +159,9 @@ def candidate_layers(names: Sequence[str], target: Target, job: Job) -> dict[str
     Raises:
         ConfigError: an unknown candidate, one that is listed twice, or none.
     """
-    doubled = [name for name in names if list(names).count(name) > 1]
-    if not names or doubled:
-        raise ConfigError(f"the candidate {doubled[0]!r} is listed twice" if doubled else "there are no candidates")
+    check_distinct(names)
+    if not names:
+        raise ConfigError("there are no candidates")
     found: dict[str, LayerSpec | None] = {}
     for name in names:
         spec = candidate(split(name)[0])

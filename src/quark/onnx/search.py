@@ -63,12 +63,14 @@ class FileMetric(PlanMetric):
         model: the float model.
         common: the data that plans are measured on.
         study: the layers, and what they cost.
+        moved: inputs whose samples have their channels last in the prepared model.
         settings: what timing decided about a plan (``TuneSpeed``), which is timed once.
     """
 
     model: Model
     common: FloatModelFiles
     study: Study
+    moved: frozenset[str]
     settings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def costs(self, plan: Mapping[str, str]) -> dict[str, float]:
@@ -92,6 +94,12 @@ class FileMetric(PlanMetric):
     def seconds(self, models: Mapping[str, Path], feed: Feed) -> dict[str, float]:
         """Median seconds of models, timed side by side, with the user's own operators."""
         return median_seconds(models, feed, 1.0, libraries=self.common.job.options.UserCustomOpLibPath)
+
+    def on(self, samples: Any, name: str) -> FileMetric:
+        """The same on data of its own."""
+        moved = samples_of(in_layout(samples, self.moved))
+        common, data = layer_runs.lay_out(replace(self.common, data=name), moved)
+        return replace(self, common=common, data=data)
 
     def measured(self, plan: Mapping[str, str]) -> float:
         """Quantize, and measure."""
@@ -183,7 +191,9 @@ def search(
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
             passes = Passes.over(made, candidates, name, PLANNING) if estimate else None
             found = study(made, candidates, name, workers, kept, progress) if passes is None else passes.study()
-            whole = FileMetric(values, split.fit, goal.metric, metric, kept, made.data, model_input, made.common, found)
+            whole = FileMetric(
+                values, split.fit, goal.metric, metric, kept, made.data, model_input, made.common, found, made.moved
+            )
             alone = None if passes is None else Alone(passes.losses, passes.left)
             return _solved(whole, made, split, Question(goal, budget, limit, rounds, compare), alone)
         finally:
@@ -200,18 +210,13 @@ def _check_bodies(made: OnnxLayerRuns, budget: str) -> None:
 
 def _solved(whole: FileMetric, made: OnnxLayerRuns, split: Split, question: Question, alone: Alone | None) -> Found:
     """The plan, judged on samples that decided nothing; ``alone``: measures what is only estimated."""
-    if split.choose is not None:
-        common, data = _other(made, split.choose, "choose")
-        whole = replace(whole, common=common, data=data)
+    whole, report = whole.apart(split)
     if is_table(question.budget):
         energies = with_energy(whole.study, macs_of(made.common), read_table(question.budget), types_of)
         whole, question = replace(whole, study=energies), replace(question, budget="energy")
     timed = question.budget == "latency"
     study = with_latency(whole.study, made.common, whole.quantized) if timed else whole.study
-    whole, report = replace(whole, study=study), None
-    if split.report is not None:
-        common, data = _other(made, split.report, "report")
-        report = replace(whole, common=common, data=data)
+    whole = replace(whole, study=study)
     found = solve(study, question, Judges(whole, report, whole.costs if timed else None, split.notes, alone))
     whole.ledger.settle()
     return replace(found, layers=in_order(found.layers), settings=whole.decided(found.layers))
@@ -229,13 +234,6 @@ def split_of(samples: Any, evaluation: Any, function: bool) -> Split:
     if evaluation is not None:
         return parts.split_of(rereadable(samples), samples_of(rereadable(evaluation)), False)
     return parts.split_of(None if samples is None else samples_of(rereadable(samples)), None, False)
-
-
-def _other(made: OnnxLayerRuns, samples: Any, name: str) -> tuple[FloatModelFiles, str]:
-    """The common of data of its own, and their digest."""
-    common = replace(made.common, data=name)
-    moved = in_layout(samples, made.moved)
-    return layer_runs.lay_out(common, samples_of(moved))
 
 
 def in_order(layers: Mapping[str, str]) -> dict[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from quark.dataclass import dataclass
 from quark.files.journal import Journal
 from quark.search.function import load_function, number_of
+from quark.search.parts import Split
 from quark.search.values import plan_key
 
 
@@ -43,6 +44,15 @@ class PlanMetric(ABC):
     def by_function(self, model: Any) -> float | None:
         """What the user's function says of a model; None: there is no such function."""
         return None if self.function is None else number_of(load_function(self.function)(model), self.metric)
+
+    def apart(self, split: Split) -> tuple[Self, Self | None]:
+        """The metric on the samples that choose, and on those that decide nothing; None: there are none."""
+        choose = self if split.choose is None else self.on(split.choose, "choose")
+        return choose, None if split.report is None else self.on(split.report, "report")
+
+    @abstractmethod
+    def on(self, samples: Any, name: str) -> Self:
+        """The same metric on other data, whose float outputs are kept under ``name``."""
 
     @abstractmethod
     def measured(self, plan: Mapping[str, str]) -> float:

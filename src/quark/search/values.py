@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from quark.dataclass import dataclass
+from quark.errors import ConfigError
 
 #: The candidate that leaves a layer as it is.
 FLOAT = "float"
@@ -133,6 +134,13 @@ def total(study: Study, name: str, chosen: Sequence[str]) -> float:
     """A cost, or ``loss``, of one candidate per layer, added up."""
     table, columns = study.table(name), study.candidates
     return float(sum(table[row, columns.index(candidate)] for row, candidate in enumerate(chosen)))
+
+
+def check_distinct(candidates: Sequence[str]) -> None:
+    """Raise ``ConfigError`` for a candidate that is listed twice."""
+    doubled = next((name for name in candidates if list(candidates).count(name) > 1), None)
+    if doubled is not None:
+        raise ConfigError(f"the candidate {doubled!r} is listed twice")
 
 
 def plan_key(layers: Sequence[str], plan: Sequence[str], metric: str, data: str) -> str:

@@ -181,7 +181,8 @@ def on_cpu(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[None]:
-    """Within the block, configurations say that no cache is kept: torch.export knows no caches."""
+    """Within the block, models of transformers keep no key-value cache: a block's answer would depend on earlier calls,
+    and torch.export knows none."""
     configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
     changed = [config for config in configs.values() if getattr(config, "use_cache", False)]
     try:

@@ -33,8 +33,8 @@ from quark.measure.distance import Distance
 from quark.measure.outputs import Outputs
 from quark.measure.score import Score, groups_of
 from quark.reading import reason_of
-from quark.torch.algorithms.blocks import answering, find_blocks, first, record, without_cache
-from quark.torch.calibration import NOT_RUN, described, device_of, evaluating, run, to_device
+from quark.torch.algorithms.blocks import answering, find_blocks, first, record
+from quark.torch.calibration import NOT_RUN, described, device_of, evaluating, run, to_device, without_cache
 from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import parts
 from quark.torch.first_input import first_input
@@ -145,7 +145,7 @@ def _first_output(model: nn.Module, sample: Any, index: int) -> torch.Tensor:
 @contextmanager
 def running(model: nn.Module) -> Iterator[None]:
     """The model as it is measured: in ``eval()``, without gradients, without a cache of keys and values."""
-    with evaluating(model), without_cache(model):
+    with evaluating(model), without_cache(model), torch.no_grad():
         yield
 
 

@@ -141,8 +141,7 @@ def search(
 
 def _solved(whole: ModuleMetric, found: Study, apart: Split, question: Question, alone: Alone | None) -> Found:
     """The plan, judged on samples that decided nothing; ``alone``: measures what is only estimated."""
-    whole = whole if apart.choose is None else whole.on(apart.choose, "choose")
-    report = None if apart.report is None else whole.on(apart.report, "report")
+    whole, report = whole.apart(apart)
     solved = solve(found, question, Judges(whole, report, notes=apart.notes, alone=alone))
     whole.ledger.settle()
     return solved

@@ -32,7 +32,7 @@ from quark.measure.outputs import loss_name
 from quark.search.function import check_metric, digest_of
 from quark.search.refine import FEWER, Alone, affordable
 from quark.search.trials import Measured, Pair, Progress, all_measured, by_function, loss_of, of_float, shown
-from quark.search.values import FLOAT, Study, Trial
+from quark.search.values import FLOAT, Study, Trial, check_distinct
 from quark.torch import one_pass
 from quark.torch.config.model import QConfig
 from quark.torch.config_file import check_candidate, config_of, split
@@ -152,9 +152,9 @@ def first_scheme(candidates: Sequence[str]) -> str:
     for name in candidates:
         if name != FLOAT:
             check_candidate(name)
-    doubled = [name for name in candidates if list(candidates).count(name) > 1]
-    if doubled or not names:
-        raise ConfigError(f"the candidate {doubled[0]!r} is listed twice" if doubled else "no candidate quantizes")
+    check_distinct(candidates)
+    if not names:
+        raise ConfigError("no candidate quantizes")
     return names[0]
 
 

@@ -27,10 +27,10 @@ from quark.torch.algorithms.blocks import (
     find_blocks,
     record,
     returned,
-    without_cache,
 )
 from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.trial import quantizing
+from quark.torch.calibration import without_cache
 from quark.torch.first_input import first_input
 from quark.torch.matching import Match
 from quark.torch.outputs import tensors_of

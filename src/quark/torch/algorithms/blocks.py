@@ -26,7 +26,7 @@ from torch import nn
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, unknown
 from quark.torch.algorithms.context import BlockStore
-from quark.torch.calibration import arguments_of, device_of, run
+from quark.torch.calibration import arguments_of, device_of, run, without_cache
 from quark.torch.first_input import first_input, with_input
 from quark.torch.layers import kind_of
 
@@ -236,7 +236,7 @@ def recorded(
     recorder = Recorder(next(iter(blocks.modules)), Stream([], {name: [] for name in blocks.modules}, host=host))
     hooks = [handle for name, block in blocks.modules.items() for handle in recorder.attach(name, block)]
     try:
-        with without_cache(model), nullcontext() if values is None else handing_on(blocks, values):
+        with without_cache(model), torch.no_grad(), nullcontext() if values is None else handing_on(blocks, values):
             for sample in samples:
                 with suppress(Enough):
                     run(model, sample)
@@ -347,18 +347,3 @@ class Recorder:
         if type(value) is dict and isinstance(before, dict) and value.keys() == before.keys():
             return {key: self.shared(one, before[key]) for key, one in value.items()}
         return value
-
-
-@contextmanager
-def without_cache(model: nn.Module) -> Iterator[None]:
-    """Models of transformers keep no key-value cache, which would make a block's answer depend on earlier calls."""
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    found = [config for config in configs.values() if getattr(config, "use_cache", False) is True]
-    for config in found:
-        config.use_cache = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for config in found:
-            config.use_cache = True
