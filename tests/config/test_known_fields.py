@@ -123,6 +123,15 @@ def test_a_torch_configuration_that_was_changed_is_checked_before_any_work(chang
         torch_job(change)
 
 
+def test_a_file_may_leave_a_switch_open() -> None:
+    weight = torch_config.Int4PerGroupSpec(ch_axis=-1, group_size=4).to_quantization_spec()
+    told = torch_config.QConfig(torch_config.QLayerConfig(weight=weight)).to_dict()
+    told |= {"kv_cache_post_rope": None}
+    told["global_quant_config"]["weight"]["is_scale_quant"] = None
+    read = torch_config.QConfig.from_dict(told)
+    assert (read.kv_cache_post_rope, read.global_quant_config.weight.is_scale_quant) == (False, None)  # type: ignore[union-attr]
+
+
 def test_a_mode_that_is_set_by_name_is_the_mode() -> None:
     config = torch_config.QConfig(torch_config.QLayerConfig())
     config.quant_mode = "fx_graph_mode"  # type: ignore[assignment]

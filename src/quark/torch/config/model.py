@@ -280,6 +280,7 @@ class QConfig(KnownFields):
         if not data.get("global_quant_config"):
             refuse("a quantization configuration needs the field global_quant_config")
         values = {name: data[name] for name in names if name in data and name in (*RARE, *PLAIN)}
+        values = {name: value for name, value in values.items() if value is not None or name not in SWITCHES}
         softmax, algorithms = data.get("softmax_quant_spec"), data.get("algo_config")
         return cls(
             QLayerConfig.from_dict(data["global_quant_config"]),

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, NoReturn
 
-from quark.config.known_fields import KnownFields, check_switches
+from quark.config.known_fields import KnownFields
 from quark.config.tensor import TensorSpec, narrow_of, scale_rule_of
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_name, check_names, unknown
@@ -210,8 +210,7 @@ def check_values(config: QTensorConfig) -> None:
     cls = config.observer_cls
     if cls is not None and not (isinstance(cls, type) and issubclass(cls, ObserverBase)):
         refuse(f"the field observer_cls must be a class derived from ObserverBase, not {cls!r}")
-    check_switches(config, "is_scale_quant")
-    for field in ("is_dynamic", "symmetric"):
+    for field in ("is_dynamic", "symmetric", "is_scale_quant"):
         if getattr(config, field) not in (None, True, False):
             refuse(f"the field {field} must be True or False, not {getattr(config, field)!r}")
     for field, value, allowed in (
