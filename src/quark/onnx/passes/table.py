@@ -231,7 +231,7 @@ TABLE: tuple[Pass, ...] = (
         "What stays float takes forms that kernels run faster: activation functions, normalizations of sums.",
         faster_floats.run,
         shapes=True,
-        when=("PRelu", "Elu", "Softplus", "Mish", "Reciprocal", "LayerNormalization"),
+        when=("PRelu", "Elu", "Softplus", "Mish", "Reciprocal", "LayerNormalization", "DequantizeLinear"),
     ),
     Pass(
         "convert_split_to_slice",
