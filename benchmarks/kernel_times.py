@@ -19,7 +19,7 @@ convolutions of images (up to 4 channels), and those that make less than 16 chan
 one by one, a kernel's rows for each place, and for those of volumes what the kernel covers at each place, in float of
 each channel, in integers of all channels of a group at once. Kernels
 compute 16 channels at a time: the products of convolutions of pictures are those of whole groups of 16. Depthwise
-convolutions of channels that are a multiple of 8, and of none, have rows of their own.
+convolutions of channels that are a multiple of 8, of 4, and of none, have rows of their own.
 For an LSTM they are the gates that are computed; its integer form is DynamicQuantizeLSTM.
 """
 
@@ -98,7 +98,7 @@ def samples() -> Iterator[Sample]:
             yield _conv(channels, channels, size, kernel, 1, 1, 1)
             yield _conv(channels, channels, size, kernel, channels, 1, 1)
     for parts, size, stride in itertools.product(
-        (8, 24, 40, 56, 72, 120, 12, 20, 28, 36, 60, 100), (7, 14, 28), (1, 2)
+        (8, 24, 40, 56, 72, 120, 12, 20, 28, 36, 60, 100, 6, 9, 22, 30, 58, 122), (7, 14, 28), (1, 2)
     ):
         yield _conv(parts, parts, size, 3, parts, stride)
         yield _conv(parts, parts, size, 5, parts, stride)

@@ -136,3 +136,19 @@ def test_models_for_the_cpu_are_written_so(tmp_path: Path) -> None:
         made = ModelQuantizer(config).quantize_model(proto, None, [models.feeds(proto)])
         found = [node.op_type for node in made.graph.node]
         assert ("LeakyRelu" in found, "Elu" in found) == ((True, False) if asked is None else (False, True))
+
+
+def test_codes_that_several_float_kernels_read_are_dequantized_once(tmp_path: Path) -> None:
+    """Else the runtime writes a DequantizeLinear for each reader, and finds no Gelu in x · sigmoid(x) any more."""
+    text = """g (float[8, 32, 16] x) => (float[8, 32, 16] y, float[8, 32, 16] z) {
+        q = QuantizeLinear (x, s, o) d = DequantizeLinear (q, s, o) a = Sigmoid (d) m = Mul (d, a)
+        n = MatMul (d, w) y = Add (m, n) b = Add (d, d) c = QuantizeLinear (b, s, o) z = DequantizeLinear (c, s, o) }"""
+    given = {"s": np.float32(0.02), "o": np.uint8(120), "w": models.normal(16, 16)}
+    proto = models.model(text, given, 17)
+    made, found, fired = rewritten(proto)
+    assert fired == 1 and found.count("Sum") == 1
+    readers = {node.op_type for node in made.graph.node if any("shared" in name for name in node.input)}
+    assert readers == {"Sigmoid", "Mul"}, "a MatMul and an Add in integers read codes"
+    feeds = models.feeds(proto)
+    models.assert_close(models.run(made, feeds), models.run(proto, feeds), 1e-6)
+    assert "QuickGelu" in runs(made, tmp_path) and "QuickGelu" not in runs(proto, tmp_path)

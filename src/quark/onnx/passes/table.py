@@ -221,10 +221,10 @@ TABLE: tuple[Pass, ...] = (
     ),
     Pass(
         "faster_forms",
-        "Forms that kernels run faster: focus, averages as convolutions, Softmax over channels, PRelu of one slope.",
+        "Forms that kernels run faster: focus, averages as convolutions, Softmax over channels, one slope, shuffles.",
         faster_forms.run,
         shapes=True,
-        when=("Conv", "AveragePool", "Softmax", "LogSoftmax", "PRelu"),
+        when=("Conv", "AveragePool", "Softmax", "LogSoftmax", "PRelu", "Transpose"),
     ),
     Pass(
         "faster_floats",

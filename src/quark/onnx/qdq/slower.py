@@ -255,7 +255,7 @@ def convolution(shape: Sequence[int], group: int, products: float) -> tuple[str,
     if len(kernel) == 1:
         return f"Conv 1D{' depthwise' if group > 1 else ''}", products
     if group > 1:
-        even = next(size for size in (_TOGETHER, 8, 1) if made % size == 0)
+        even = next(size for size in (_TOGETHER, 8, 4, 1) if made % size == 0)  # float kernels want 4
         return "Conv depthwise" if even == _TOGETHER else f"Conv depthwise {even}", whole
     if read <= 4:
         return "Conv image", whole
