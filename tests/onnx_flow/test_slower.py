@@ -109,15 +109,22 @@ SINGLE = {
     "depthwise 12": (
         "(float[1, 12, 6, 6] x) => (float[1, 12, 4, 4] y) { y = Conv<group = 12> (x, w) }",
         (12, 1, 3, 3),
-        "Conv depthwise 1",
+        "Conv depthwise 4",
         12 * 36,
         16 * 16 * 9,
     ),
     "depthwise 20": (
         "(float[1, 20, 6, 6] x) => (float[1, 20, 4, 4] y) { y = Conv<group = 20> (x, w) }",
         (20, 1, 3, 3),
-        "Conv depthwise 1",
+        "Conv depthwise 4",
         20 * 36,
+        32 * 16 * 9,
+    ),
+    "depthwise 22": (
+        "(float[1, 22, 6, 6] x) => (float[1, 22, 4, 4] y) { y = Conv<group = 22> (x, w) }",
+        (22, 1, 3, 3),
+        "Conv depthwise 1",
+        22 * 36,
         32 * 16 * 9,
     ),
     "grouped": (
