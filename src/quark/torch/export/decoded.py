@@ -8,6 +8,7 @@ compressed-tensors   decoded by the library
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Windows:
     rows: int
     runs: tuple[tuple[int, int], ...]
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Rows in all runs."""
         return sum(count for _, count in self.runs)

@@ -12,6 +12,7 @@ points, as the peer does; int3 is not.
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import TypeAlias
 
@@ -95,6 +96,7 @@ ALONE = (8, 16, 32)  # bits of codes that are an element each
 SHIFTS = Storage(torch.uint8, 1)  # exponents that pairs of MX6 and MX9 lower by one
 
 
+@cache
 def storage_of(element: Element) -> Storage:
     """How the codes of a format are stored."""
     if element.name in CODECS:

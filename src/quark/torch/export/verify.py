@@ -32,7 +32,7 @@ from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import OWN, QuantLayer, quantized_layers
 
 WHOLE = 1 << 16  # elements of a tensor that is decoded as a whole
-PART = 128  # of a larger one every window is this part of the rows
+PART = 256  # of a larger one every window is this part of the rows
 FEW = 12  # three windows are less than a quarter of the rows
 ROWS = 16  # windows are multiples of it: of words of codes
 
@@ -127,9 +127,10 @@ class CodedSlot:
         self.quantizer: Any = held.quantizer(value) if isinstance(held, StoredTensor) else held
         own: Any = self.quantizer
         stages = list(parts(own))
-        self.windows = windows_of(self.quantizer, self.shape)
+        unit = math.lcm(ROWS, unit_of(self.quantizer, len(self.shape)))
+        self.windows = windows(self.shape, unit)
         self.key: Any = None
-        whole = not self.windows.count % math.lcm(ROWS, unit_of(self.quantizer, len(self.shape)))  # no word or block
+        whole = not self.windows.count % unit  # no word or block is cut
         if not isinstance(held, StoredTensor) and all(map(goes_along_rows, stages)) and len(self.shape) == 2 and whole:
             known = tuple((part.stage, part.granularity) for part in stages)
             self.key = known, self.shape[1:], self.value.dtype, self.frozen, type(self)
@@ -166,8 +167,9 @@ class Decoded(CodedSlot):
     def __init__(self, reader: FolderReader, prefix: str, layer: QuantLayer, slot: str, pack_method: str) -> None:
         super().__init__(reader, prefix, layer, slot)
         self.pack_method = pack_method
-        form = self.layout(self.shape[0]).form()
-        self.wanted = {named(prefix, key): key for key in form}
+        self.cut = self.layout(self.windows.count)
+        self.form = self.cut.form()
+        self.wanted = {named(prefix, key): key for key in self.form}
 
     def layout(self, rows: int) -> Any:
         """That of so many rows."""
@@ -175,12 +177,11 @@ class Decoded(CodedSlot):
 
     def stored(self) -> Stored:
         """What lies in the file of the rows that are compared."""
-        form = self.layout(self.windows.count).form()
-        return {key: narrowed(self.reader(name), form[key][0], self.windows) for name, key in self.wanted.items()}
+        return {key: narrowed(self.reader(name), self.form[key][0], self.windows) for name, key in self.wanted.items()}
 
     def compare(self, wanted: torch.Tensor) -> None:
         """Compare."""
-        check(self.prefix, self.layout(self.windows.count).restore(self.stored()), wanted)
+        check(self.prefix, self.cut.restore(self.stored()), wanted)
 
 
 class Together:
