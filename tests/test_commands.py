@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections import defaultdict
@@ -278,3 +279,20 @@ def test_what_a_format_does_not_hold_is_told_by_its_flag(format: str) -> None:
     error = ConfigError(f"custom_mode '{format}' does not fit this configuration: keys and values must be static")
     said = guidance.sentence(error, [("--scheme", format), ("--format", format)])
     assert said == f"--format '{format}' does not fit this configuration: keys and values must be static"
+
+
+def test_a_warning_of_a_command_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And by the next command again."""
+    printer = logging.lastResort
+    assert printer is not None
+
+    def command(args: Any, prog_name: str) -> None:
+        for number in (1, 1, 2, 1):
+            printer.handle(logging.makeLogRecord({"name": "x", "msg": "left %d", "args": (number,), "levelno": 30}))
+
+    monkeypatch.setattr("quark.cli._called", lambda words: (command, "quark", words))
+    for _ in range(2):
+        assert main(["any"]) == 0
+        assert capsys.readouterr().err.splitlines() == ["left 1", "left 2"]

@@ -20,13 +20,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code. An error that a user's input can cause is one sentence and the page that helps; anything else is
         a defect and shows itself.
     """
+    from quark.cli.once import told_once
     from quark.garbage import rare_collections
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     verbose = "--verbose" in given and given[:2] != ["onnx", "tool"]
     words_given = [one for one in given if not verbose or one != "--verbose"]
     try:
-        with rare_collections(), _silence() if "--json" in given else nullcontext():
+        with rare_collections(), told_once(), _silence() if "--json" in given else nullcontext():
             command, way, rest = _called(words_given)
             command(args=rest, prog_name=way)
     except QuarkError as error:
