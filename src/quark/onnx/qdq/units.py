@@ -6,6 +6,7 @@
     x, sigma → Mul(1 / sqrt(sigma² + 1)) → layer        the same, of an input beside it
     x → Div(smoothed x) → layer                         every place in units of its own, as gain control does
     layer → Mul(deviation of x) → Add(mean of x) → y    and backwards
+    x → layer, layer → y                                weights that hold all this themselves
 
 One scale for all of them follows the largest, and a model's inputs and outputs mean something one by one: the error of
 the largest says nothing of the others. Such nodes stay float, from the input to where all is alike, and from where it
@@ -15,12 +16,14 @@ ends to the output. A change of units by constants counts where it loses five bi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.graph.surgery import constant_array, float_attribute, is_constant
+from quark.onnx.graph.shapes import static_shape
+from quark.onnx.graph.surgery import constant_array, float_attribute, int_attribute, is_constant
 from quark.onnx.qdq.decoding import is_layer, tail
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 from quark.onnx.qdq.slots import is_float
@@ -30,6 +33,11 @@ REASON = "it changes units channel by channel or sample by sample: one scale wou
 _REACH = 32.0
 #: Widths around its middle in which a channel's values are.
 _WIDTHS = 3.0
+#: The same of a layer's own weights: such a channel never moves by half a step of eight bits.
+_LOST = 2 * 127 * _WIDTHS
+#: Layer -> the axes of its weight that count results and features.
+_WEIGHTS = {"Conv": (0, 1), "Gemm": (1, 0), "MatMul": (1, 0)}
+_WEIGHT_LIMIT, _CHANNELS = 1 << 22, 64
 _AFFINE = frozenset(["Add", "BatchNormalization", "Div", "Mul", "Sub"])
 _SIZE_LIMIT = 1 << 16
 
@@ -39,6 +47,9 @@ def changes_units(model: ir.Model) -> set[ir.Node]:
     behind, front = tail(model), _front(model)
     found = {node for value in model.graph.inputs for node in _from_input(value, front)}
     found |= {node for value in model.graph.outputs for node in _to_output(value, behind)}
+    if sum(map(is_layer, model.graph)) > 1:  # of a model that is one layer nothing would be left
+        found |= {node for value in model.graph.inputs for node in _reading(value)}
+        found |= {node for value in model.graph.outputs for node in _making(value)}
     return found | _by_sample(model, front, behind)
 
 
@@ -91,6 +102,67 @@ def _to_output(value: ir.Value, behind: set[ir.Node]) -> set[ir.Node]:
             break
         change, path, node = change.after(step), path | {node}, source.producer()
     return path if path and np.all(change.factor) and change.loses() else set()
+
+
+# ---- units in the weights of the first and the last layer ------------------------------------------------------------
+
+
+def _reading(value: ir.Value) -> set[ir.Node]:
+    """The layers that read an input, perhaps moved, and bring its features to one unit by their weights."""
+    found, ahead = set[ir.Node](), [value]
+    while ahead:
+        one = ahead.pop()
+        for use in one.uses():
+            if use.node.op_type in MOVES_VALUES and use.idx == 0:
+                ahead += use.node.outputs
+            if use.idx == 0 and _is_unlike(_norms(use.node, 1)):
+                biases = (after.node for after in use.node.outputs[0].uses() if _added_to(after.node) is not None)
+                found |= {use.node, *biases}
+    return found
+
+
+def _making(value: ir.Value) -> set[ir.Node]:
+    """The layer that makes an output whose channels have units of their own, and the bias that is added behind it."""
+    node = _unmoved(value).producer()
+    source = None if node is None else _added_to(node)
+    found = {one for one in (node, None if source is None else _unmoved(source).producer()) if one is not None}
+    return found if any(_is_unlike(_norms(one, 0)) for one in found) else set()
+
+
+def _is_unlike(norms: np.ndarray | None) -> bool:
+    """Whether one scale would leave the smallest nothing; vocabularies have rows of all sizes, which mean no units."""
+    return norms is not None and norms.size <= _CHANNELS and bool(norms.max() > _LOST * norms.min())
+
+
+def _unmoved(value: ir.Value) -> ir.Value:
+    """What a tensor is moved from."""
+    maker = value.producer()
+    while maker is not None and maker.op_type in MOVES_VALUES and maker.inputs[0] is not None:
+        value, maker = maker.inputs[0], maker.inputs[0].producer()
+    return value
+
+
+def _added_to(node: ir.Node) -> ir.Value | None:
+    """What a node adds a constant per channel to."""
+    given = _given(node)
+    return given[0] if node.op_type == "Add" and len(given) == 1 and _change(node, given[0]) is not None else None
+
+
+def _norms(node: ir.Node, side: int) -> np.ndarray | None:
+    """How wide the results of a layer are, or how strongly it reads its features, by its weight; those that are 0 are
+    left out."""
+    weight = node.inputs[1] if node.op_type in _WEIGHTS and not node.domain else None
+    shape = None if weight is None else static_shape(weight)
+    if shape is None or not len(shape) > 1 or prod(shape) > _WEIGHT_LIMIT or int_attribute(node, "group", 1) != 1:
+        return None
+    array = constant_array(weight)
+    if array is None or array.dtype.kind != "f" or (node.op_type == "MatMul" and array.ndim != 2):
+        return None
+    axis = _WEIGHTS[node.op_type][side] ^ int_attribute(node, "transB", 0)
+    rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    norms = np.linalg.norm(rows.astype(np.float64), axis=1)
+    norms = norms[norms > 0]
+    return norms if norms.size and np.isfinite(norms).all() else None
 
 
 def _change(node: ir.Node, value: ir.Value) -> _Change | None:
@@ -179,9 +251,7 @@ def _is_figure(value: ir.Value, node: ir.Node, front: set[ir.Node]) -> bool:
 
 def _computed(value: ir.Value, front: set[ir.Node]) -> bool:
     """Whether a tensor is made of inputs by more than moves."""
-    maker = value.producer()
-    while maker is not None and maker in front and maker.op_type in MOVES_VALUES and maker.inputs[0] is not None:
-        maker = maker.inputs[0].producer()
+    maker = _unmoved(value).producer()
     return maker is not None and maker in front
 
 
