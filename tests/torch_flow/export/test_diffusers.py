@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,10 +23,12 @@ from quark.errors import ConfigError, ModelError
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
+    Int4PerGroupSpec,
     Int8PerChannelSpec,
     Int8PerTensorSpec,
     QConfig,
     QLayerConfig,
+    SVDQuantConfig,
 )
 
 diffusers = pytest.importorskip("diffusers")
@@ -139,6 +144,32 @@ def test_a_pipeline_is_quantized_when_it_is_loaded(tmp_path: Path) -> None:
     assert torch.equal(call(again.unet), expected)
     size = (tmp_path / "int8" / "unet" / "diffusion_pytorch_model.safetensors").stat().st_size
     assert size < (tmp_path / "float" / "unet" / "diffusion_pytorch_model.safetensors").stat().st_size / 2
+
+
+@torch.no_grad()
+def test_a_pipeline_has_the_part_that_was_exported_into_its_folder(tmp_path: Path) -> None:
+    """SVDQuant with 4-bit weights and inputs: the pictures of the whole pipeline, bit for bit."""
+    pipeline = diffusers.DDIMPipeline(unet(), diffusers.DDIMScheduler())
+    pipeline.save_pretrained(tmp_path)
+    branch = SVDQuantConfig(min_layer_size=16, svd_rank=2, alpha_candidates=[0.5])
+    groups = Int4PerGroupSpec(-1, 16), Int4PerGroupSpec(-1, 16, is_dynamic=True)
+    scheme = QConfig(layer(*groups), layer_type_quant_config=LINEAR, algo_config=[branch])
+    pictures = []
+    for part in (unet(), quantized(unet(), scheme)):
+        pipeline = diffusers.DDIMPipeline(part, diffusers.DDIMScheduler())
+        pictures.append(pictures_of(pipeline))
+    shutil.rmtree(tmp_path / "unet")
+    export_safetensors(pipeline.unet, tmp_path / "unet")
+    loaded = diffusers.DDIMPipeline.from_pretrained(tmp_path)
+    assert np.array_equal(pictures_of(loaded), pictures[1]) and not np.array_equal(*pictures)
+
+
+def pictures_of(pipeline: Any) -> np.ndarray:
+    """Two steps from the same noise."""
+    pipeline.set_progress_bar_config(disable=True)
+    drawn = pipeline(generator=torch.Generator().manual_seed(1), num_inference_steps=2, output_type="np")
+    found: np.ndarray = drawn.images
+    return found
 
 
 @pytest.mark.slow
