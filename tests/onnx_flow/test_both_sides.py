@@ -21,7 +21,6 @@ from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import ModelQuantizer, QConfig
 from quark.onnx.npu import fixed_point, rules, simulate
 from quark.onnx.qdq import (
-    angles,
     biases,
     dynamic,
     emit,
@@ -217,15 +216,6 @@ def test_a_node_that_is_left_computes_in_float(quantized: bool) -> None:
     plan = Plan(nodes={"n": NodePlan("n", "Relu", quantized, "chosen")})
     plan.leave_node("n", "slow")
     assert plan.nodes == {"n": NodePlan("n", "Relu", False, "slow")}
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [([8, 2], True), ([2, 8], False), ([8, 4], True), ([8, 5], False), ([8], False), (None, False)],
-)
-def test_coordinates_are_along_the_last_axis(size: list[int] | None, expected: bool) -> None:
-    first = ir.Value(name="x", shape=None if size is None else ir.Shape(size))
-    assert angles._of_coordinates(ir.node("MatMul", [first, ir.Value(name="y")])) is expected
 
 
 @pytest.mark.parametrize(("format", "alone", "grouped"), [

@@ -251,7 +251,8 @@ def test_transposes_stay_where_something_needs_them(kind: str) -> None:
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose", "Gemm"])
 def test_a_normalization_that_is_written_out_folds(kind: str, seed: int) -> None:
-    """A Mul and an Add of constants per channel, or of one number, on either side; along other axes they stay."""
+    """A Mul and an Add of constants per channel, or of one number, on either side; along other axes they stay. (So do
+    those that give an output's channels units far apart: ``test_units``.)"""
     random = np.random.default_rng(seed)
     group, rank = (1 if kind == "Gemm" else int(random.choice([1, 2]))), (2 if kind == "Gemm" else 4)
     channels = {"Conv": 6, "ConvTranspose": 3 * group, "Gemm": 5}[kind]
@@ -264,7 +265,7 @@ def test_a_normalization_that_is_written_out_folds(kind: str, seed: int) -> None
     shapes |= {"all": (1, channels, *(1,) * (rank - 2)), "width": (1, 1, 1, 6) if rank == 4 else (2, 1)}
     ways = random.choice([*shapes][: 5 if seed % 3 else 4], 2)
     for k, (way, op) in enumerate(zip(ways, ("Mul", "Add"), strict=True)):
-        constants[f"c{k}"] = np.asarray(models.normal(*shapes[str(way)], seed=seed + k), np.float32)
+        constants[f"c{k}"] = np.asarray(1 + models.normal(*shapes[str(way)], seed=seed + k, scale=0.1), np.float32)
         read = [last, f"c{k}"][:: int(random.choice([1, -1]))]
         last = "y" if k else "u"
         nodes.append(helper.make_node(op, read, [last], name=op))

@@ -23,7 +23,6 @@ from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx.graph.surgery import Names
 from quark.onnx.npu import fixed_point, rules
 from quark.onnx.qdq import (
-    angles,
     dynamic,
     fuse,
     nbits_algorithms,
@@ -34,7 +33,7 @@ from quark.onnx.qdq import (
     runtime_faults,
     tables,
 )
-from quark.onnx.qdq.index_paths import computes_shapes
+from quark.onnx.qdq.index_paths import computes_shapes, of_coordinates
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
 
 
@@ -248,14 +247,15 @@ def test_the_mean_of_the_device_is_the_nearest_that_it_has(count: int) -> None:
 
 
 @pytest.mark.parametrize(("shape", "expected"), [
-    (["N", 3], True), (["N", 2, 3], True), ([3], True), ([3, "N"], False), ([3, 64], False), (None, False), ([], False),
+    (["N", 4], True), (["N", 5], False), (["N", 2, 3], True), ([3], True), ([3, "N"], False), ([3, 64], False),
+    (None, False), ([], False),
 ])  # fmt: skip
 def test_products_of_few_numbers_are_of_coordinates(shape: list[Any] | None, expected: bool) -> None:
     """The last axis counts, however long the others are."""
     data = ir.Value(name="x", shape=None if shape is None else ir.Shape(shape))
     node = ir.node("MatMul", [data, ir.Value(name="w")])
-    assert angles._of_coordinates(node) is expected
-    assert not angles._of_coordinates(ir.node("Add", [data, ir.Value(name="w")]))
+    assert of_coordinates(node) is expected
+    assert not of_coordinates(ir.node("Add", [data, ir.Value(name="w")]))
 
 
 def test_two_activations_are_multiplied_without_a_weight() -> None:

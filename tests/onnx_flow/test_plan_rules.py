@@ -69,7 +69,8 @@ def test_positions_of_shapes_indices_and_divisors() -> None:
     [
         ("[s] s=Shape(x) [c] f = Cast<to=1>(s) [m] g = MatMul(f, w) [d] i = Cast<to=7>(g) [r] y=Reshape(x, i)", "cmd"),
         ("[s] s=Size(x) [c] f = Cast<to=1>(s) [m] g = Mul(f, k) [d] i = Cast<to=7>(g) [r] y = Expand(x, i)", "cmd"),
-        ("[m] g = MatMul(x, w) [c] h = Floor(g) [d] i = Cast<to = 7>(h) [r] y = Gather(x, i)", "cd"),
+        ("[m] g = MatMul(x, w) [c] h = Floor(g) [d] i = Cast<to = 7>(h) [r] y = Gather(x, i)", "mcd"),  # of coordinates
+        ("[p] p = MatMul(x, n) [m] g = MatMul(p, k2) [c] h = Floor(g) [d] i = Cast<to=7>(h) [r] y=Gather(x, i)", "cd"),
         ("[m] g = Tanh(x) [c] h = Floor(g) [d] i = Cast<to = 7>(h) [r] y = Gather(x, i)", "cd"),
         ("[m] g = Mul(x, k) [c] h = Floor(g) [d] i = Cast<to = 7>(h) [r] y = Gather(x, i)", "mcd"),
         ("[m] v, j = TopK(x, one) [c] i = Unsqueeze(j, zero) [r] y = Gather(x, i)", "c"),
@@ -78,7 +79,7 @@ def test_positions_of_shapes_indices_and_divisors() -> None:
 )  # fmt: skip
 def test_what_ends_in_a_shape_or_an_index(body: str, found: str) -> None:
     numbers = {"k": np.float32(2), "one": np.array([1]), "zero": np.array([0])}
-    model = graph("float[2,2] x", "float y", body, w=ones(2, 2), **numbers)
+    model = graph("float[2,2] x", "float y", body, w=ones(2, 2), n=ones(2, 5), k2=ones(5, 2), **numbers)
     assert {one.name for one in index_paths.computes_shapes(model)} - {"s"} == set(found)
 
 

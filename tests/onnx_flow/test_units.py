@@ -209,3 +209,16 @@ def test_places_that_are_moved_and_cameras() -> None:
     model = inferred(models.model(text, numbers, 17))
     places = {node.outputs[0].name for node in computes_shapes(model)}
     assert {"p", "uv", "at", "g1", "g2", "moved"} <= places and not {"d", "d2", "f"} & places
+
+
+@pytest.mark.parametrize("last", ["float[1, 4, 8, 6] y", "float[1, 4, 6, 6] y"])
+def test_constants_along_different_axes_are_no_one_change(last: str) -> None:
+    """Numbers per channel, then per column, of as many and of another number: only what stands at the edge counts."""
+    columns = int(last.split(",")[-2])
+    column = np.array([1, 1, 1, 1, 1, 1000], np.float32)
+    row = np.array([1, 1, 1, 100], np.float32).reshape(4, 1, 1)
+    text = f"""g (float[1, 4, {columns}, 6] x) => ({last}) {{
+        a = Mul(x, row) b = Mul(a, column) c = Conv(b, w) d = Mul(c, column) y = Mul(d, row) }}"""
+    model = load(models.model(text, {"row": row, "column": column, "w": models.normal(4, 4, 1, 1)}))
+    infer_shapes(model)
+    assert {str(node.outputs[0].name) for node in changes_units(model)} == {"a", "y"}

@@ -60,7 +60,10 @@ class _Change:
     factor: np.ndarray
     offset: np.ndarray
 
-    def after(self, first: _Change) -> _Change:
+    def after(self, first: _Change) -> _Change | None:
+        """Both, one after the other; ``None`` where their numbers are along other axes."""
+        if len({one.factor.shape for one in (self, first) if one.factor.size > 1}) > 1:
+            return None
         return _Change(self.factor * first.factor, self.factor * first.offset + self.offset)
 
     def back(self) -> _Change:
@@ -83,9 +86,9 @@ def _from_input(value: ir.Value, front: set[ir.Node]) -> set[ir.Node]:
         one, change, path = ahead.pop()
         for node in (use.node for use in one.uses()):
             step = _change(node, one) if node in front else None
-            if step is None:
+            whole, nodes = None if step is None else step.after(change), path | {node}
+            if whole is None:
                 continue
-            whole, nodes = step.after(change), path | {node}
             if np.all(whole.factor) and whole.back().loses():
                 found |= nodes
             ahead.append((node.outputs[0], whole, nodes))
@@ -98,9 +101,10 @@ def _to_output(value: ir.Value, behind: set[ir.Node]) -> set[ir.Node]:
     while node is not None and node in behind:
         source = next((one for one in node.inputs if one is not None and not is_constant(one)), None)
         step = None if source is None else _change(node, source)
-        if step is None or source is None:
+        whole = None if step is None else change.after(step)
+        if whole is None or source is None:
             break
-        change, path, node = change.after(step), path | {node}, source.producer()
+        change, path, node = whole, path | {node}, source.producer()
     return path if path and np.all(change.factor) and change.loses() else set()
 
 
@@ -172,7 +176,8 @@ def _change(node: ir.Node, value: ir.Value) -> _Change | None:
     if node.op_type not in _AFFINE or len(numbers) != len(node.inputs) - 1:
         return None
     if node.op_type == "BatchNormalization":
-        scale, bias, mean, variance = numbers
+        rank = 2 if value.shape is None else len(value.shape)
+        scale, bias, mean, variance = (one.reshape(-1, *[1] * (rank - 2)) for one in numbers)
         factor = scale / np.sqrt(variance + float_attribute(node, "epsilon", 1e-5))
         return _Change(factor, bias - mean * factor)
     number, first = numbers[0], node.inputs[0] is value
@@ -196,7 +201,8 @@ def _per_channel(value: ir.Value | None) -> np.ndarray | None:
         or max(array.shape, default=1) != array.size
     ):
         return None
-    return array.astype(np.float64).reshape([-1] if array.ndim else [])
+    behind = array.ndim - int(np.argmax(array.shape)) if array.size > 1 else 0  # of the axis
+    return array.astype(np.float64).reshape([-1, *[1] * (behind - 1)] if behind else array.shape)
 
 
 def _front(model: ir.Model) -> set[ir.Node]:
