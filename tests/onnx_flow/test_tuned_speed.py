@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,10 @@ def test_the_fastest_division_is_taken_and_made_again_without_timing(
     if name == tuned_speed.FLOAT:  # nothing is faster in integers: what comes back is the float model, and says so
         assert len(tuned) >= len(net().graph.node)
         assert not any(node.op_type == "QuantizeLinear" for node in first.proto.graph.node)  # type: ignore[union-attr]
-    again = made(TunedFloat=tuned)
-    assert len(calls) == 1 and again.proto is not None and first.proto is not None
-    assert again.proto.SerializeToString() == first.proto.SerializeToString()
+    followed = Plan.from_json(first.plan.to_json())
+    for again in (made(TunedFloat=tuned), made(followed), made(followed, TuneSpeed=True)):
+        assert len(calls) == 1 and again.proto is not None and first.proto is not None
+        assert again.proto.SerializeToString() == first.proto.SerializeToString()
 
 
 @pytest.mark.parametrize("dress", ["in_a_branch", "in_a_loop", "in_a_function"])
@@ -125,6 +127,10 @@ def test_the_plan_says_what_was_measured_where(monkeypatch: pytest.MonkeyPatch, 
     assert set(told["milliseconds"]) == set(DIVISIONS)
     [line] = [one.refused[0] for one in result.passes if one.name == "tune_speed"]
     assert told["processor"] in line and "good for" in line
+    damaged = {**json.loads(result.plan.to_json()), "tuned": {"TunedFloat": 3}}
+    (tmp_path / "other.json").write_text(json.dumps(damaged), encoding="utf-8")
+    with pytest.raises(ConfigError, match="TunedFloat"):
+        read_plan(tmp_path / "other.json")
     assert made(result.plan).plan.tuned == told, "who carries a plan out says where its decisions were measured"
 
 

@@ -18,6 +18,7 @@ from quark.cli.settings import parse_settings
 from quark.cli.source_options import source_words
 from quark.cli.sources import feeds
 from quark.cli.verdicts import Subject, judge_all
+from quark.config.job import repeating
 from quark.files.private import private_folder
 from quark.onnx import Config, ModelQuantizer
 from quark.onnx.bodies import wants_bodies
@@ -28,7 +29,6 @@ from quark.onnx.graph import model as files
 from quark.onnx.recipes import LIBRARIES, Choice
 from quark.onnx.search import ASKED, save_plan, search, split_of
 from quark.onnx.sensitivity import sensitivity
-from quark.onnx.tuned_speed import repeating
 from quark.report.progress import bars
 from quark.report.verdict import Line
 from quark.search.parts import Split

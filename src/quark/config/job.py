@@ -74,6 +74,18 @@ class Job:
         return all(spec is not None and spec.scale_rule == "power_of_two" for spec in (layer.inputs, layer.weight))
 
 
+def with_plan(job: Job, plan: Plan | None) -> Job:
+    """The job that carries a plan out, with the nodes that ``TuneSpeed`` had left in float when the plan was made."""
+    if plan is None or not plan.tuned or job.options.TunedFloat is not None:
+        return replace(job, plan=plan)
+    return replace(job, plan=plan, options=job.options.model_copy(update=repeating(plan)))
+
+
+def repeating(plan: Plan) -> dict[str, Any]:
+    """The options that make the same division again without timing; none where nothing was timed."""
+    return {"TuneSpeed": False, "TunedFloat": list(plan.tuned["TunedFloat"])} if plan.tuned else {}
+
+
 def for_target(job: Job) -> Job:
     """The job as its target wants it.
 

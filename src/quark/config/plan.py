@@ -184,7 +184,7 @@ class Plan:
             refuse(min(twice), "the plan has two rows of it, and a tensor has one")
         nodes = [NodePlan(**entry) for entry in data["nodes"]]
         proposals, floats = list(data.get("proposals", [])), dict(data.get("floats", {}))
-        tuned = dict(data.get("tuned", {}))
+        tuned = dict(data.get("tuned") or {})
         read = None if data.get("preprocessing") is None else dict(data["preprocessing"])
         seen = data.get("read_from", "")
         return cls({t.name: t for t in tensors}, {n.name: n for n in nodes}, proposals, floats, tuned, read, seen)

@@ -60,6 +60,12 @@ class _Node(Schema):
     reason: str
 
 
+class _Tuned(Schema, extra="allow"):
+    """What else was measured only explains."""
+
+    TunedFloat: list[str]
+
+
 class _Plan(Schema):
     """What a plan file may hold."""
 
@@ -68,7 +74,7 @@ class _Plan(Schema):
     nodes: list[_Node]
     proposals: list[str] = Field(default_factory=list)
     floats: dict[str, str] = Field(default_factory=dict)
-    tuned: dict[str, Any] = Field(default_factory=dict)
+    tuned: _Tuned | None = None
     preprocessing: dict[str, Any] | None = None
     read_from: str = ""
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from quark import parallel
+from quark.config.job import repeating
 from quark.errors import QuarkError
 from quark.files.journal import Journal
 from quark.measure.answers import Answers
@@ -37,7 +38,6 @@ from quark.onnx.quantization.config.config import Config
 from quark.onnx.recipes import QUICKER, RECIPES, Choice, Situation, wider
 from quark.onnx.trial_files import probed, quantized
 from quark.onnx.trials import OnnxGoal, OnnxOutcome, OnnxTrial, Probed, entry_of, identity_of, remembered
-from quark.onnx.tuned_speed import repeating
 from quark.report.verdict import Judged, worst
 from quark.search.auto import DROP, LATE, PLAIN, Search
 from quark.search.function import checked_reference, kept_score, score_of

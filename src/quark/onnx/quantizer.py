@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quark.config.job import with_plan
 from quark.errors import ConfigError
 from quark.garbage import rare_collections
 from quark.onnx.quantization.config import Config, QConfig
@@ -83,6 +83,6 @@ class ModelQuantizer:
             from quark.onnx.flow import quantize
 
         self.result = None
-        job = replace(self.config.compile(), plan=plan)
+        job = with_plan(self.config.compile(), plan)
         self.result = quantize(job, model_input, model_output, calibration_data_reader, progress)
         return self.result

@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 
+from quark.config.job import repeating
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
@@ -37,7 +38,6 @@ from quark.onnx.quantization.config.tuners import split
 from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.scratch import Scratch
 from quark.onnx.sensitivity import open_ledger, study
-from quark.onnx.tuned_speed import repeating
 from quark.search import parts
 from quark.search.energy import is_table, read_table, with_energy
 from quark.search.function import digest_of

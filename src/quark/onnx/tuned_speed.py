@@ -92,11 +92,6 @@ def tune_speed(model: ir.Model, context: JobContext) -> tuple[JobContext, Tuned]
     return replace(context, job=replace(job, options=options)), tuned
 
 
-def repeating(plan: Plan) -> dict[str, Any]:
-    """The options that make the same division again without timing; none where nothing was timed."""
-    return {"TuneSpeed": False, "TunedFloat": list(plan.tuned["TunedFloat"])} if plan.tuned else {}
-
-
 def _measured(model: ir.Model, context: JobContext) -> Tuned:
     feeds = feeds_of(model, context, SAMPLES)
     trials = Trials(model, replace(context, reader=list(feeds)), context.known)
