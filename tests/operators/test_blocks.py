@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 from tests.operators.amd_operators import ROUNDING_MODES, bfp_quantize_dequantize, mx_quantize_dequantize
-from tests.operators.running import assert_same, awkward, run_operator, special
+from tests.operators.running import assert_same, awkward, model_of, run, run_operator, special
 
 from quark.errors import ConfigError, ModelError
 from quark.numerics.blocks import BLOCKS
@@ -48,6 +48,22 @@ def test_own_block_operator(name: str) -> None:
         above = np.float32(np.abs(x[np.isfinite(x)]).max() / 2688) if block.tensor_scale else None
         got = run_operator("BlockQuantizeDequantize", x, {"format": name, "axis": axis}, {"tensor_scale": above})
         assert_same(got, block.round(x, axis, tensor_scale=above))
+
+
+@pytest.mark.parametrize("axis", [-1, 1, 0])
+@pytest.mark.parametrize("shape", [(0, 16, 16), (2, 0, 16), (2, 16, 0), (0, 37, 5), (3, 0, 7), (3, 7, 0)])
+def test_free_axes_may_be_of_length_zero(shape: tuple[int, ...], axis: int) -> None:
+    x = np.zeros(shape, np.float32)
+    known = tuple(None if length == 0 else length for length in shape)
+    for name, attributes in [
+        ("BFPQuantizeDequantize", {}),
+        ("BFPQuantizeDequantize", PRIME),
+        ("MXQuantizeDequantize", {"element_dtype": "fp8_e4m3"}),
+        ("BlockQuantizeDequantize", {"format": formats()[0]}),
+    ]:
+        attributes = {**attributes, "axis": axis}
+        model = model_of(name, attributes, {"x": x}, facts=NodeFacts(known), dynamic=True)
+        assert run(model, {"x": x}).shape == shape
 
 
 def test_bfloat16_first() -> None:

@@ -136,7 +136,7 @@ def _sub_peaks(body: Body, magnitude: str, view: View, runs: int, sub: int) -> s
     """Maxima over the sub-blocks, [M, runs, 1, inner..]; pooling is thirty times a reduction of two neighbours."""
     if view.axis != -1:
         return body.reduce("ReduceMax", magnitude, 2)
-    rows = body.op("Reshape", magnitude, body.ints(1, -1, runs * sub))
+    rows = body.op("Reshape", magnitude, body.ints(-1, 1, runs * sub))  # axis 0: pooling bears no other of length 0
     pooled = body.op("MaxPool", rows, attributes={"kernel_shape": [sub], "strides": [sub]})
     return body.op("Reshape", pooled, body.ints(-1, runs, 1))
 

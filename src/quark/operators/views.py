@@ -3,7 +3,8 @@
 A body may be cheaper where more is known (whole blocks need no padding, blocks along the last axis no transposition),
 so the function of a node depends on its ``NodeFacts``; the differences are part of the function's overload name.
 
-Blocks along axis k of [.., n, inner..] are seen as [-1, size, inner..]: a Reshape, never a Transpose.
+Blocks along axis k of [.., n, inner..] are seen as [-1, size, inner..]: a Reshape, never a Transpose. Any axis may be
+of length 0 when the model runs (an empty cache), where -1 beside a 0 says nothing: the count is computed then.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.operators.body import Body
+
+_ZERO_IS_A_LENGTH = 14
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,13 @@ def view_of(facts: NodeFacts, axis: int, size: int) -> View:
 def to_blocks(body: Body, x: str, view: View, *lengths: int) -> str:
     """``x`` as [-1, *lengths, inner..]; the product of ``lengths`` is the block size."""
     inner = _inner(body, x, view)
+    size, axis = prod(lengths), view.axis
     if view.kind == "ragged":
-        x, inner = _padded(body, x, view, prod(lengths), inner)
-    return body.op("Reshape", x, _joined(body, body.ints(-1, *lengths), inner))
+        (x, inner), axis = _padded(body, x, view, size, inner), 1
+    if not inner:
+        return _reshape(body, x, body.ints(-1, *lengths))
+    count = body.op("Div", _product(body, body.dimensions(x, 0, axis + 1)), body.ints(size))
+    return _reshape(body, x, body.concat(count, body.ints(*lengths), *inner))
 
 
 def from_blocks(body: Body, blocks: str, x: str, view: View, size: int) -> str:
@@ -105,16 +112,16 @@ def from_blocks(body: Body, blocks: str, x: str, view: View, size: int) -> str:
         length = _length(body, x, view)
         inner = [_product(body, name) for name in _inner(body, x, view)]
         padded = body.op("Add", length, _missing(body, length, size))
-        rows = body.op("Reshape", blocks, _joined(body, body.concat(body.ints(-1), padded), inner))
+        rows = _reshape(body, blocks, body.concat(_outer(body, x, view), padded, *inner))
         blocks = body.op("Slice", rows, body.ints(0), length, body.ints(1))
-    return body.op("Reshape", blocks, body.dimensions(x))
+    return _reshape(body, blocks, body.dimensions(x))
 
 
 def _padded(body: Body, x: str, view: View, size: int, inner: list[str]) -> tuple[str, list[str]]:
     """``x`` as [-1, n, (inner)] with n a multiple of ``size``, and its inner dimensions (one, or none)."""
     length = _length(body, x, view)
     inner = [_product(body, name) for name in inner]
-    rows = body.op("Reshape", x, _joined(body, body.concat(body.ints(-1), length), inner))
+    rows = _reshape(body, x, body.concat(_outer(body, x, view), length, *inner))
     begins, ends = body.ints(*[0] * (3 + len(inner))), [_missing(body, length, size), *[body.ints(0)] * len(inner)]
     return body.op("Pad", rows, body.concat(begins, *ends)), inner
 
@@ -131,6 +138,16 @@ def _inner(body: Body, x: str, view: View) -> list[str]:
     return [] if view.axis == -1 else [body.dimensions(x, view.axis + 1)]
 
 
+def _outer(body: Body, x: str, view: View) -> str:
+    """The product of the dimensions before the axis; -1 where the rank is unknown, as a vector has its axis there."""
+    return body.ints(-1) if view.axis >= 0 else _product(body, body.dimensions(x, 0, view.axis))
+
+
+def _reshape(body: Body, x: str, shape: str) -> str:
+    """``x`` in ``shape``, whose zeros are zeros; before opset 14 they are lengths of ``x``."""
+    return body.op("Reshape", x, shape, attributes={"allowzero": 1} if body.opset >= _ZERO_IS_A_LENGTH else {})
+
+
 def _product(body: Body, dimensions: str) -> str:
     return body.op("ReduceProd", dimensions, attributes={"keepdims": 1})
 
@@ -138,10 +155,6 @@ def _product(body: Body, dimensions: str) -> str:
 def _missing(body: Body, length: str, size: int) -> str:
     """How many elements fill the last block: -length mod size."""
     return body.op("Mod", body.op("Neg", length), np.array([size], np.int64))
-
-
-def _joined(body: Body, first: str, rest: list[str]) -> str:
-    return body.concat(first, *rest) if rest else first
 
 
 def to_float(body: Body, x: str, elem_type: str) -> str:
