@@ -160,7 +160,7 @@ def _norms(node: ir.Node, side: int) -> np.ndarray | None:
     if shape is None or not len(shape) > 1 or prod(shape) > _WEIGHT_LIMIT or int_attribute(node, "group", 1) != 1:
         return None
     array = constant_array(weight)
-    if array is None or array.dtype.kind != "f" or (node.op_type == "MatMul" and array.ndim != 2):
+    if array is None or not array.size or array.dtype.kind != "f" or (node.op_type == "MatMul" and array.ndim != 2):
         return None
     axis = _WEIGHTS[node.op_type][side] ^ int_attribute(node, "transB", 0)
     rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
