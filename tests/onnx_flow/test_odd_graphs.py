@@ -25,8 +25,6 @@ PRESETS = (
 )
 #: Whose refusal is right: the body of a Scan is computed row by row, and stays float.
 SCAN = ("a_scan", "nothing in the model can be quantized")
-#: A block of no rows has no maximum; ONNX Runtime's MaxPool, which the functions of MX blocks use, refuses it.
-NO_ROWS = ("empty_batch", "MX9")
 
 
 def check(name: str, preset: str) -> None:
@@ -54,9 +52,7 @@ def test_a_mask_that_is_moved_stays_float(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", ODD)
-def test_every_preset(name: str, preset: str, request: pytest.FixtureRequest) -> None:
-    if (name, preset) == NO_ROWS:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="MaxPool of no rows"))
+def test_every_preset(name: str, preset: str) -> None:
     check(name, preset)
 
 
