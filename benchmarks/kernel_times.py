@@ -17,9 +17,11 @@ pays for the pairs around it. The times of a kind are then written as
 by least squares of the relative errors, no part below 0; the elements are those of the larger of input and output, for
 convolutions of images (up to 4 channels), and those that make less than 16 channels, the rows of pixels that are copied
 one by one, a kernel's rows for each place, and for those of volumes what the kernel covers at each place, in float of
-each channel, in integers of all channels of a group at once. Kernels
+each channel, in integers of all channels of a group at once. Of depthwise ones of channels that are no multiple of 4
+they are what the kernel covers: in float at a stride, in integers with each channel beyond groups of 8 as 9. Kernels
 compute 16 channels at a time: the products of convolutions of pictures are those of whole groups of 16. Depthwise
-convolutions of channels that are a multiple of 8, of 4, and of none, have rows of their own.
+convolutions of channels that are a multiple of 8, of 4, and of none, have rows of their own, and so have those of 1x1
+that read or make channels that are no multiple of 4, which integer kernels copy one by one.
 For an LSTM they are the gates that are computed; its integer form is DynamicQuantizeLSTM.
 """
 
@@ -98,10 +100,12 @@ def samples() -> Iterator[Sample]:
             yield _conv(channels, channels, size, kernel, 1, 1, 1)
             yield _conv(channels, channels, size, kernel, channels, 1, 1)
     for parts, size, stride in itertools.product(
-        (8, 24, 40, 56, 72, 120, 12, 20, 28, 36, 60, 100, 6, 9, 22, 30, 58, 122), (7, 14, 28), (1, 2)
+        (8, 24, 40, 56, 72, 120, 12, 20, 28, 36, 60, 100, 6, 9, 21, 22, 30, 31, 33, 58, 122), (7, 14, 28), (1, 2)
     ):
         yield _conv(parts, parts, size, 3, parts, stride)
         yield _conv(parts, parts, size, 5, parts, stride)
+    for channels, size in itertools.product((21, 29, 30, 31, 33, 58, 62, 118, 121), (7, 14, 28, 40)):
+        yield _conv(channels, channels, size, 1)
     for read, made, size, stride in itertools.product((5, 8, 12, 16, 32, 64), (4, 8, 12), (14, 28, 56), (1, 2)):
         yield _conv(read, made, size, 3, 1, stride)
         if stride == 1:
@@ -366,7 +370,7 @@ def elements(one: Sample, outputs: int = 0, integers: bool = False) -> int:
     read = [int(np.prod(shape)) for shape in one.inputs]
     if one.kind in COPIED and one.weight is not None:
         group = int(str(dict(one.attributes).get("group", 1)))
-        return copied(one.kind, one.weight, group, outputs // one.weight[0])[integers]
+        return copied(one.kind, one.weight, group, outputs // one.weight[0], max(*read, outputs))[integers]
     if one.op_type == "LSTM" and one.weight is not None:
         return one.products // (one.weight[2] + one.weight[1] // 4)
     return max(*read, outputs, sum(read) if one.op_type == "Concat" else 0)

@@ -62,9 +62,11 @@ _LIKE = {
     "InstanceNormalization": "LayerNormalization",
 }
 #: Convolutions that copy what the kernel covers at each place, row by row or, of volumes, one by one: in integers all
-#: channels of a group at once, in float each channel. The time of others goes by the larger tensor.
+#: channels of a group at once, in float each channel. Depthwise ones of odd channels copy at a stride in float; in
+#: integers each channel beyond groups of 8 takes as long as 9. The time of others goes by the larger tensor.
 _ROWS = frozenset(["Conv 1x1 narrow", "Conv image", "Conv narrow"])
-COPIED = _ROWS | {"Conv 3D", "Conv 3D depthwise"}
+_ODD = "Conv depthwise 1"
+COPIED = _ROWS | {"Conv 3D", "Conv 3D depthwise", _ODD}
 #: Channels that kernels compute at a time.
 _TOGETHER = 16
 #: Any other: a kernel that has no integer form.
@@ -209,7 +211,7 @@ def _node_times(node: ir.Node) -> tuple[float, float]:
     counts = (elements, elements)
     if kind in COPIED:
         shape = _sizes(node.inputs[1]) or []
-        counts = copied(kind, shape, int_attribute(node, "group", 1), known[-1] // shape[0])
+        counts = copied(kind, shape, int_attribute(node, "group", 1), known[-1] // shape[0], elements)
     times = _time(kind, "float", counts[0], products), _time(kind, "integer", counts[1], products)
     if node.op_type == "ConvTranspose":  # no integer kernel: the float one between conversions
         return times[0], times[0] + _time(_OTHER, "integer", elements) - _time(_OTHER, "float", elements)
@@ -236,10 +238,13 @@ def _kind(node: ir.Node) -> tuple[str, float]:
     return kind if (kind, "float") in table() else _OTHER, 0.0
 
 
-def copied(kind: str, shape: Sequence[int], group: int, places: int) -> tuple[int, int]:
+def copied(kind: str, shape: Sequence[int], group: int, places: int, larger: int) -> tuple[int, int]:
     """How often a convolution of a kind in ``COPIED`` copies, in float and in integers, by the shape of its weight, its
-    groups and the places of its output."""
+    groups, the places of its output and the elements of its larger tensor."""
     each = places * math.prod(shape[2:]) // (shape[-1] if kind in _ROWS else 1)
+    if kind == _ODD:
+        stepped = 2 * larger > 5 * places * shape[0]  # by a stride, not by the edge that padding leaves out
+        return each * shape[0] * stepped, each * (shape[0] + 8 * (shape[0] % 8))
     return (each * group * shape[1], each * group) if kind == "Conv 3D" else (each, each)
 
 
@@ -256,10 +261,12 @@ def convolution(shape: Sequence[int], group: int, products: float) -> tuple[str,
         return f"Conv 1D{' depthwise' if group > 1 else ''}", products
     if group > 1:
         even = next(size for size in (_TOGETHER, 8, 4, 1) if made % size == 0)  # float kernels want 4
-        return "Conv depthwise" if even == _TOGETHER else f"Conv depthwise {even}", whole
+        return "Conv depthwise" if even == _TOGETHER else f"Conv depthwise {even}", products if even == 1 else whole
     if read <= 4:
         return "Conv image", whole
-    return f"Conv{' 1x1' if math.prod(kernel) == 1 else ''}{narrow}", whole
+    if math.prod(kernel) > 1:
+        return f"Conv{narrow}", whole
+    return f"Conv 1x1{narrow or (' odd' if made % 4 or read % 4 else '')}", whole  # integer kernels take 4 at a time
 
 
 def _sizes(value: ir.Value | None) -> list[int] | None:
