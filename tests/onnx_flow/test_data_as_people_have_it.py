@@ -16,6 +16,8 @@ import pytest
 from tests.onnx_flow import models
 
 from quark.cli import main, quantization
+from quark.cli.source_options import SampleSource, source_words
+from quark.cli.sources import as_made
 from quark.config.plan_diff import read_plan
 from quark.errors import DataError, OutputError
 from quark.files import outputs
@@ -350,6 +352,9 @@ def test_how_pictures_were_read_lies_beside_the_model(tmp_path: Path, capsys: py
     capsys.readouterr()
     assert main(["onnx", "compare", str(tmp_path / "m.onnx"), made, "--data", str(tmp_path / "data")]) == 0
     assert f"{FILE}' has it (mean [10.0, 20.0, 30.0], scale 1.0, bgr True)" in " ".join(capsys.readouterr().err.split())
+    source = as_made(SampleSource(tmp_path / "data"), Path(made))
+    typed = ["--data", str(tmp_path / "data"), "--bgr", "--scale", "1", "--mean", "10,20,30"]
+    assert source_words(source) == typed, "so that a command that is advised reads them the same way"
     assert main(words) == 0, "a file of ours is replaced"
     assert "scale: 255.0" in beside.read_text() and "resize: stretch" in beside.read_text()
     assert read_beside(Path(made)) == Preprocessing()

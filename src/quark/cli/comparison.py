@@ -14,7 +14,7 @@ from quark.cli.output import print_json, say, show, write_lines, write_page
 from quark.cli.quantization import demanded
 from quark.cli.requests import Compare
 from quark.cli.source_options import source_words
-from quark.cli.sources import feeds
+from quark.cli.sources import as_made, feeds
 from quark.cli.verdicts import FAILED, Subject, judge_all, remedies
 from quark.dataclass import dataclass
 from quark.onnx.causes import SAMPLES, Causes, causes, with_causes
@@ -45,7 +45,8 @@ def run(request: Compare) -> None:
         typer.Exit: with the code 3, a demand that is not met.
     """
     demands, report = demanded(request.fail_under, request.fail_slower), request.report
-    samples = feeds(request.model, request.source, made=request.quantized[0])
+    request = replace(request, source=as_made(request.source, request.quantized[0]))
+    samples = feeds(request.model, request.source)
     found = [_compared(request, path, samples, report is not None) for path in request.quantized]
     if report:
         write_page(page(request, found, samples), report)

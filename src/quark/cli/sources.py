@@ -108,7 +108,7 @@ def _narrow(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
 
 
 def feeds(
-    model: Path, source: SampleSource, first: bool = False, made: Path | None = None, judged_on: Path | None = None
+    model: Path, source: SampleSource, first: bool = False, judged_on: Path | None = None
 ) -> FileSamples | list[Feed]:
     """The feeds for ``model``; what looks wrong about the first one is said.
 
@@ -117,7 +117,6 @@ def feeds(
         source: what was typed.
         first: the model is loaded next, and need not be read twice.
         judged_on: other samples that the options of ``source`` are for as well (``--eval-data``).
-        made: the quantized model, whose ``preprocess.yaml`` says how pictures are read where ``source`` does not.
 
     Raises:
         DataError: neither or both of ``--data`` and ``--random``, or nothing that fits the model.
@@ -136,8 +135,6 @@ def feeds(
             say(f"note: free sizes of generated data: {free} (option RandomDataReaderInputShape)")
         return found
     settings = preprocessing(source)
-    if made is not None and settings == Preprocessing() and is_picture(source.data):
-        settings = beside(made) or settings
     files = find_samples(source.data, inputs_of(loaded), settings, source.strict).first(source.samples)
     pictures = settings if settings.function is None and is_picture(source.data) else None
     for doubt in doubts(loaded, files.raw(), pictures):
@@ -145,13 +142,20 @@ def feeds(
     return files
 
 
-def beside(model: Path) -> Preprocessing | None:
-    """What the file beside ``model`` says about pictures; it is said that it is used."""
-    settings = read_beside(model)
-    if settings is not None and settings != Preprocessing():
-        words = ", ".join(f"{name} {value}" for name, value in settings.to_dict().items())
-        say(f"note: pictures are read as {str(model.with_name(FILE))!r} has it ({words})")
-    return settings
+def as_made(source: SampleSource, made: Path) -> SampleSource:
+    """``source`` as if it were typed what ``preprocess.yaml`` beside the quantized model has, where pictures are read
+    and nothing about them was typed; it is said that the file is used."""
+    if source.data is None or preprocessing(source) != Preprocessing() or not is_picture(source.data):
+        return source
+    settings = read_beside(made)
+    if settings is None or settings == Preprocessing():
+        return source
+    words = ", ".join(f"{name} {value}" for name, value in settings.to_dict().items())
+    say(f"note: pictures are read as {str(made.with_name(FILE))!r} has it ({words})")
+    mean, std = (",".join(str(one).removesuffix(".0") for one in each) for each in (settings.mean, settings.std))
+    size = None if settings.size is None else "x".join(map(str, settings.size))
+    typed = {name: getattr(settings, name) for name in ("resize", "bgr", "scale")}
+    return replace(source, mean=mean, std=std, size=size, **typed)
 
 
 def check_pictures(source: SampleSource, judged_on: Path | None = None) -> None:
