@@ -288,6 +288,43 @@ def test_a_range_that_cannot_be_meant_is_told(
     assert len(found) == bool(words) and all(words in sentence for sentence in found)
 
 
+NOISE = np.random.default_rng(5).integers(0, 256, (1, 3, 16, 16)).astype(np.float32)
+NORMED = """g (float[N, 3, H, W] image) => (float[N, 8, K, L] y) {
+  d = Identity (image)
+  c = Conv (d, w)
+  y = BatchNormalization (c, one, zero, zero, variance)
+}"""
+BIASED = "g (float[N, 3, H, W] image) => (float[N, 8, K, L] y) { y = Conv (image, w, b) }"
+BELOW = {"w": models.normal(8, 3, 3, 3), "one": np.ones(8, np.float32), "zero": np.zeros(8, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("text", "trained_on", "times", "settings", "words"),
+    [
+        (NORMED, 1.0, 1.0, None, ""),
+        (NORMED, 1.0, 1 / 255, None, "too small for the model's first layer as it was trained: multiply the arrays"),
+        (NORMED, 1.0, 255.0, None, "too large for the model's first layer as it was trained: divide the arrays"),
+        (NORMED, 1.0, 255.0, Preprocessing(scale=1), "too large .*: use --scale 255"),
+        (NORMED, 1.0, 1 / 255, Preprocessing(), "too small .*: use --scale 1$"),
+        (NORMED, 1.0, 1 / 255, Preprocessing(scale=1, std=(255.0,)), "look at mean and std"),
+        (NORMED, 0.0, 255.0, None, ""),  # an untrained one
+        (BIASED, 1.0, 1.0, None, ""),
+        (BIASED, 1.0, 1 / 255, None, "too small"),
+        (BIASED, 1.0, 255.0, None, ""),  # a network without a normalization may have such biases
+        (BIASED, 0.0, 1 / 255, None, ""),
+    ],
+)
+def test_the_first_layer_tells_what_it_was_trained_on(
+    text: str, trained_on: float, times: float, settings: Preprocessing | None, words: str
+) -> None:
+    picture = NOISE / 255
+    spread = np.arange(1, 9, dtype=np.float32) / 8 if trained_on else np.ones(8, np.float32)
+    model = load(models.model(text, {**BELOW, "variance": spread, "b": spread}))
+    found = doubts(model, {"image": picture * np.float32(times)}, settings)
+    assert len(found) == bool(words) and all(re.search(words, sentence) for sentence in found), found
+    assert doubts(model, {"image": np.full_like(picture, 1e-4)}, settings) == [], "a flat picture shows nothing"
+
+
 def test_the_nominal_range_of_the_metadata_counts() -> None:
     model = models.model(PICTURES)
     onnx.helper.set_model_props(model, {"Image.NominalPixelRange": "NominalRange_0_255"})
@@ -301,6 +338,10 @@ PICTURED = {
     "ultraface_rfb320": [Preprocessing(mean=(127,), std=(128,), scale=1), Preprocessing(mean=(0.498,), std=(0.502,))],
     "fastestdet": [Preprocessing(bgr=True)],
 }
+
+
+#: What their first layers tell of values 255 times too large or too small.
+FAR = {(name, "small") for name in ("yolox_nano", "ultraface_rfb320", "fastestdet")} | {("ultraface_rfb320", "large")}
 
 
 def test_no_real_model_is_doubted_under_its_own_preprocessing(examples: ModuleType) -> None:
@@ -320,6 +361,9 @@ def test_no_real_model_is_doubted_under_its_own_preprocessing(examples: ModuleTy
         model = load(examples.MODELS / f"{name}.onnx")
         sample = next(iter(calibration(n=1)))
         assert doubts(model, sample, None) == [], name
+        for factor, size in ((np.float32(255), "large"), (np.float32(1 / 255), "small")):
+            found = doubts(model, {key: array * factor for key, array in sample.items()}, None)
+            assert [size in sentence for sentence in found] == [True] * ((name, size) in FAR), (name, size)
         for settings in PICTURED.get(name, ()):
             array = settings.values(np.full((4, 4, 3), 255, np.uint8)).transpose(2, 0, 1)[None]
             assert doubts(model, dict.fromkeys(sample, array), settings) == [], (name, settings)

@@ -107,7 +107,13 @@ def doubts(model: ir.Model, feed: Mapping[str, np.ndarray], settings: Preprocess
     pictures = {name: array for name, array in feed.items() if name in floats and array.ndim >= 3 and array.size}
     if settings is not None and (unit := _unit_doubt(settings)):
         return [unit]
-    found = [_range_doubt(name, array, wanted_range(model, name), settings) for name, array in pictures.items()]
+    from quark.onnx.first_layer import far_from_trained  # for pictures alone
+
+    found = [
+        _layer_doubt(name, far_from_trained(model, name, array), settings)
+        or _range_doubt(name, array, wanted_range(model, name), settings)
+        for name, array in pictures.items()
+    ]
     return [sentence for sentence in found if sentence]
 
 
@@ -145,6 +151,19 @@ def _range_doubt(name: str, array: np.ndarray, wanted: float | None, settings: P
             "by 255; if not, store them as float32"
         )
     return ""
+
+
+def _layer_doubt(name: str, size: str, settings: Preprocessing | None) -> str:
+    """``size``: what ``far_from_trained`` found."""
+    if not size:
+        return ""
+    scale = 255.0 if size == "large" else 1.0
+    remedy = f"use --scale {scale:g}"
+    if settings is None:
+        remedy = f"{'divide' if size == 'large' else 'multiply'} the arrays by 255"
+    elif settings.scale == scale:
+        remedy = "look at mean and std"
+    return f"the values of {name!r} are by far too {size} for the model's first layer as it was trained: {remedy}"
 
 
 def wanted_range(model: ir.Model, name: str) -> float | None:
