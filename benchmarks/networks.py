@@ -5,8 +5,8 @@
 
 Architectures of transformers and small networks by hand, one for each kind of kernel: what is measured is which kernels
 run, not what they answer. Weights are random, the normalizations' statistics too; exported by torch at opset 17, those
-of text by its newer exporter. Timed as in `benchmarks.latency`, with its table; behind it the SQNR of the first output, on
-a sample that was calibrated on.
+of text by its newer exporter. Timed as in `benchmarks.latency`, with its table; then the SQNR of the first output, on a
+sample that was calibrated on.
 """
 
 from __future__ import annotations
