@@ -68,8 +68,8 @@ def test_a_list_of_files_is_relative_to_itself(tmp_path: Path) -> None:
     listed.write_text("# chosen by hand\na/y.png\n\na/x.png\n")
     reader = PathDataReader(models.model(PICTURES), listed)
     assert [float(feed["image"][0, 0, 0, 0]) for feed in iter(reader.get_next, None)] == [0.0, 1.0]
-    listed.write_text("a/z.png\n")
-    with pytest.raises(DataError, match=r"z\.png', which does not exist"):
+    listed.write_text("a/x.png 3\n")
+    with pytest.raises(DataError, match=r"x\.png 3', which does not exist \(a line is one path\)"):
         PathDataReader(models.model(PICTURES), listed)
 
 

@@ -141,6 +141,8 @@ def test_classes_of_every_kind_of_file(tmp_path: Path) -> None:
             classes_of(LabelSource(tmp_path / "m", tmp_path / "w.csv", files))
     with pytest.raises(DataError, match="rows of one file"):
         classes_of(LabelSource(tmp_path / "m", None, [None, None]))
+    with pytest.raises(DataError, match="is a folder: give a file, or leave it out"):
+        classes_of(LabelSource(tmp_path / "m", tmp_path, files))
 
 
 def test_an_unknown_metric_is_named_with_the_nearest_and_what_labels_it_needs() -> None:

@@ -152,7 +152,9 @@ def _listed(path: Path) -> list[Path]:
     found = [path.parent / line for line in lines if line and not line.startswith("#")]
     missing = next((file for file in found if not os.path.isfile(file)), None)  # also where no name can be so long
     if missing is not None or not found:
-        what = f"names {str(missing)[:300]!r}, which does not exist" if missing else "names no file"
+        what = (
+            f"names {str(missing)[:300]!r}, which does not exist (a line is one path)" if missing else "names no file"
+        )
         raise DataError(f"the list {str(path)!r} {what}")
     return found
 

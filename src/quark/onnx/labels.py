@@ -124,6 +124,10 @@ def classes_of(given: LabelSource) -> list[int]:
     path = given.labels
     if path is None:
         return _by_folder(given)
+    if path.is_dir():
+        raise DataError(
+            f"{given.said} is a folder: give a file, or leave it out where every class has a folder of samples"
+        )
     if path.suffix.lower() == ".csv":
         return _by_table(path, given)
     if path.suffix.lower() == ".npy":
