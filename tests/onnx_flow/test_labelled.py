@@ -243,8 +243,10 @@ def sounds(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], LabelSource
         with wave.open(str(folder / "clean" / f"{k}.wav"), "wb") as file:
             file.setparams((1, 2, 16000, 160, "NONE", ""))
             file.writeframes(frames.tobytes())
-        noise = random.standard_normal(160) * 30 / 32768
-        feeds.append({"x": (frames / 32768 + noise).astype(np.float32)[None]})
+        sound, noise = frames / 32768, random.standard_normal(160)
+        noise -= sound * (noise @ sound) / (sound @ sound)  # 40 dB less, and nothing of the sound in it
+        noise *= 0.01 * np.linalg.norm(sound) / np.linalg.norm(noise)
+        feeds.append({"x": (sound + noise).astype(np.float32)[None]})
     return model, feeds, LabelSource(model, folder / "clean", [folder / f"{k}.wav" for k in range(2)]), 40.0
 
 
