@@ -379,3 +379,18 @@ def test_shuffled_channels_are_gathered(case: str) -> None:
     proto = models.model(f"g ({ends}) {{ {nodes} }}", shapes)
     found, fired = rewritten("faster_forms", proto)
     assert fired == fires and found.count("Gather") == fires
+
+
+@pytest.mark.parametrize(
+    ("slopes", "fires"),
+    [([0.25], True), ([0.25, 0.25, 0.25], True), ([-1.5], True), ([0.25, 0.5, 0.25], False), ([np.inf], False)],
+)
+def test_a_prelu_of_one_slope_is_leaky(slopes: list[float], fires: bool) -> None:
+    values = {"s": np.array(slopes, np.float32).reshape(-1, 1, 1)}
+    proto = models.model("g (float[2, 3, 4, 5] x) => (float[2, 3, 4, 5] y) { n = Neg (x) y = PRelu (n, s) }", values)
+    if np.isinf(slopes).any():  # what ONNX Runtime makes of it is no number to compare
+        model = load(proto)
+        infer_shapes(model)
+        assert apply(model, passes()["faster_forms"], {}).fired == 0
+        return
+    assert rewritten("faster_forms", proto) == (["Neg", "LeakyRelu" if fires else "PRelu"], int(fires))

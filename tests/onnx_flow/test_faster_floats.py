@@ -17,7 +17,12 @@ from quark.onnx.passes.registry import apply, passes
 
 HERE = "float[8, 32, 16] x"
 MIXED = np.linspace(-1.5, 2.5, 32, dtype=np.float32).reshape(32, 1)
-SLOPES = {"inside": np.linspace(0, 1, 32, dtype=np.float32).reshape(32, 1), "mixed": MIXED}
+SLOPES = {
+    "inside": np.linspace(0.01, 1, 32, dtype=np.float32).reshape(32, 1),  # the larger of x and s · x
+    "zero": np.linspace(0, 1, 32, dtype=np.float32).reshape(32, 1),  # 0 · infinity would be NaN there
+    "steep": np.linspace(0.01, 2, 32, dtype=np.float32).reshape(32, 1),  # the smaller one, from 1 on
+    "mixed": MIXED,
+}
 
 
 def rewritten(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str], int]:
@@ -47,8 +52,10 @@ def elu(alpha: float):  # type: ignore[no-untyped-def]
 
 #: The nodes, opset, constants, what NumPy computes, and the operator that is gone.
 FUNCTIONS = {
-    "slopes of 0 to 1": ("y = PRelu (x, s)", 13, {"s": SLOPES["inside"]}, prelu(SLOPES["inside"]), "PRelu"),
-    "other slopes": ("y = PRelu (x, s)", 13, {"s": SLOPES["mixed"]}, prelu(SLOPES["mixed"]), "PRelu"),
+    **{
+        f"slopes: {kind}": ("y = PRelu (x, s)", 13, {"s": slopes}, prelu(slopes), "PRelu")
+        for kind, slopes in SLOPES.items()
+    },
     "elu": ("y = Elu (x)", 13, {}, elu(1), "Elu"),
     "a flatter elu": ("y = Elu <alpha = 0.3> (x)", 13, {}, elu(0.3), "Elu"),
     "softplus": ("y = Softplus (x)", 13, {}, wide, "Softplus"),
@@ -64,6 +71,7 @@ def test_the_same_at_every_number(case: str) -> None:
     proto = models.model(f"g ({HERE}) => (float[8, 32, 16] y) {{ {nodes} }}", constants, opset)
     made, found, fired = rewritten(proto)
     assert fired == 1 and gone not in found
+    assert ("Max" in found) == (case in ("slopes: inside", "elu", "a flatter elu"))
     random = np.random.default_rng(0)
     x = (random.standard_normal((8, 32, 16)) * 10.0 ** random.integers(-6, 3, (8, 32, 16))).astype(np.float32)
     x[0, :, :8] = [0.0, -0.0, 1e-38, -1e-38, 3e38, -3e38, 20.0, -90.0]

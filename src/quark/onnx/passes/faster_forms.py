@@ -65,7 +65,8 @@ def _slope(node: ir.Node) -> float | None:
     slopes = constant_array(input_at(node, 1))
     if slopes is None or not slopes.size or node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
-    return float(slopes.flat[0]) if np.ptp(slopes) == 0 else None  # none of NaN and infinite ones
+    first = float(slopes.flat[0])
+    return first if np.isfinite(first) and (slopes == first).all() else None
 
 
 def _leaky(node: ir.Node, slope: float, _: Names) -> None:
