@@ -32,6 +32,7 @@ TOKENS = 24
 OF_LAYER = re.compile(r"^(?:\S+ cannot hold '\S+': |'\S+' (?:is )?)")
 LENGTH = 150  # of an error in the table
 LIMIT = 0.02  # relative error of logits in bfloat16
+EQUAL = 1e-5  # the same in float32
 READS: dict[str, tuple[str, ...]] = {  # what a program opens at all
     "vllm": ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt"),
     "transformers": ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "gguf"),
@@ -237,13 +238,36 @@ def onnxruntime_genai(given: argparse.Namespace) -> None:
             settings.set_search_options(max_length=TOKENS + 1, batch_size=len(ids), do_sample=False)
             generator = genai.Generator(program, settings)
             generator.append_tokens(ids.numpy().astype(np.int32))
-            error = float((torch.from_numpy(generator.get_logits())[:, -1] - expected).norm() / expected.norm())
-            works, shown = error <= LIMIT, program.type if error <= LIMIT else f"logits differ by {error:.0%}"
+            logits = torch.from_numpy(generator.get_logits())[:, -1]
+            error = float((logits - expected).norm() / expected.norm())
+            works, shown = error <= LIMIT, program.type
+            if not works:
+                works, shown = held_alike(scheme, path, logits, error)
         except Exception as error:  # noqa: BLE001  whatever the program raises is what is asked for
             works, shown = False, short(error)
         rows.append((scheme, format, "onnxruntime-genai", works, shown))
         print(*rows[-1], sep="\t", flush=True)
     keep(given.folder, "onnxruntime-genai", rows)
+
+
+def held_alike(scheme: str, path: Path, logits, error: float) -> tuple[bool, str]:  # type: ignore[no-untyped-def]
+    """Whether logits differ by nothing but values half-way between codes: the program computes the same graph as ONNX
+    Runtime, whose quantizers make what torch's make of the same numbers, and which is right between them."""
+    import torch
+
+    from benchmarks.pinned import apart, observed, pinned, run
+    from quark.torch import LLMTemplate, ModelQuantizer
+    from quark.torch.export.write_as import config_for
+
+    model, ids = network(torch.float32)
+    config = config_for(LLMTemplate.get("llama").get_config(scheme), "onnx", None, model.dtype)
+    ModelQuantizer(config).quantize_model(model, [{"input_ids": ids}])
+    file = path / "quark_model.onnx"
+    _, worst, held = pinned(model, file, ids)
+    same = apart(logits, run(observed(file, [])[0], ids)["logits"][:, -1])
+    if worst == 0 and max(held, same) <= EQUAL:
+        return True, "decoder (of two codes equally near to a value it may take the other)"
+    return False, f"logits differ by {error:.0%}"
 
 
 def write(given: argparse.Namespace) -> None:
