@@ -192,6 +192,7 @@ def test_experts_that_transformers_misreads_are_refused_for_it(
 CAST_TO = {
     **dict.fromkeys(itertools.product(["compressed-tensors", "awq", "gptq"], [None, *PROGRAMS]), "bfloat16"),
     **dict.fromkeys(itertools.product(["gguf"], [None, *PROGRAMS]), "float16"),
+    **dict.fromkeys(itertools.product(["awq", "gptq"], ["transformers"]), "float16"),  # gptqmodel, in any model
     ("quark", "vllm"): "bfloat16",
 }
 
@@ -202,3 +203,5 @@ def test_scales_are_in_the_type_in_which_the_reader_computes(format: str, progra
     config = LLMTemplate.get("llama").get_config("int4_wo_32")
     weight = config_for(config, format, program, torch.bfloat16).global_quant_config.weight
     assert weight.scale_type.name == CAST_TO.get((format, program), "float")
+    weight = config_for(config, format, program, torch.float32).global_quant_config.weight
+    assert weight.scale_type.name == ("float16" if format in ("awq", "gptq", "gguf") else "float")  # no reader has more

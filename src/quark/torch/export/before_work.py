@@ -26,7 +26,7 @@ from quark.torch.export.layout import check_blocks
 from quark.torch.export.model_files import check_merged
 from quark.torch.export.skeleton import features_of, is_inside_attention
 from quark.torch.export.stacked_blocks import MODE, check_stacks
-from quark.torch.export.transformers_reads import UNSTACKED, check_listed, without_values
+from quark.torch.export.transformers_reads import check_custom, without_values
 from quark.torch.export.vllm_reads import check_for_vllm
 from quark.torch.matching import ACTIVATIONS, match
 from quark.torch.recurrent import unroll_recurrent
@@ -101,8 +101,8 @@ def check_format(model: nn.Module, config: QConfig, format: str, program: str | 
         for item in found:
             for slot in ACTIVATIONS:
                 features_of(item.layer, slot, item.stages[slot])
-        if program == "transformers" and format in UNSTACKED:
-            check_listed(bare, [item.layer.name for item in found], format)
+        if program == "transformers":
+            check_custom(bare, [item.layer.name for item in found], config, format)
     if format == MODE:
         check_stacks(model, config)
 

@@ -13,7 +13,7 @@ from torch import nn
 from quark.errors import ConfigError, ModelError, check_name
 from quark.files.folder import new_folder
 from quark.torch.config.model import QConfig, QLayerConfig
-from quark.torch.export import modelopt
+from quark.torch.export import gptqmodel_reads, modelopt
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_items, foreign
 from quark.torch.export.described import described, excluded
@@ -59,7 +59,8 @@ def export_safetensors(
         pack_method: order of 4-bit codes in a word: "reorder" (that of AWQ) or "order".
         max_shard_size: bytes of tensors per file; a single layer may be larger.
         verify: read every tensor back and compare it with what the model computes with, before the folder appears.
-        program: that will read it, if it is known; "vllm": scales of caches have names that all its classes keep.
+        program: that will read it, if it is known; "vllm": scales of caches have names that all its classes keep;
+            "transformers": AWQ and GPTQ files say what is quantized in its names of modules.
 
     Raises:
         ModelError: a model that is not quantized, or a tensor that does not read back.
@@ -81,6 +82,7 @@ def export_safetensors(
     else:
         floats = excluded(config, model, names, coded)
         entry = custom_config(replace(config, exclude=floats), custom_mode, export.to_dict(), floats)
+        entry = gptqmodel_reads.told(entry, model, coded) if program == "transformers" else entry
     items = items_of(model, pack_method, weight_format)
     warn_of_rope(config, custom_mode, program)
     warn_of_rounding(coded, config, custom_mode, program)

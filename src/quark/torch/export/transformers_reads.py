@@ -29,7 +29,10 @@ from torch import nn
 from quark.errors import ConfigError, QuarkError
 from quark.numerics.granularity import Token
 from quark.torch.calibration import device_of
+from quark.torch.config.model import QConfig
+from quark.torch.config.tensor import QTensorConfig
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
+from quark.torch.export.gptqmodel_reads import METHODS, check_gptqmodel
 from quark.torch.export.model_files import float_dtype, is_untied
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of, names_of
 from quark.torch.fake_quantize import FakeQuantize, parts
@@ -37,7 +40,7 @@ from quark.torch.quantized_layer import QuantLayer, detach, quantized_layers
 from quark.torch.short_sample import TOKENS, example
 
 METHOD = "compressed-tensors"
-UNSTACKED = ("fp8", "awq", "gptq")  # formats with a tensor for each expert, whose readers know nothing of stacks
+FP8 = "fp8"  # a format with a tensor for each expert, whose reader knows nothing of stacks
 TOKEN_AXES = 3  # batch, tokens, features
 OTHERS = (ValueError, TypeError, RuntimeError, IndexError, KeyError, NotImplementedError)  # a copy without values is no
 # whole model: only what asks for a weight is told
@@ -217,25 +220,59 @@ def experts(model: nn.Module, schemes: Mapping[str, Any], names: FileNames) -> s
     return other and f"it stacks experts by one scheme, and {other!r} has another one than {inside[0]!r}, or none"
 
 
-def check_listed(model: nn.Module, quantized: Iterable[str], format: str) -> None:
-    """Refuse quantized experts that the original has stacked, in a format whose tensors have other names.
+def check_custom(model: nn.Module, quantized: Sequence[str], config: QConfig, format: str) -> None:
+    """Refuse what transformers would read wrongly in a format that other programs have made.
 
     Args:
         model: whose quantized experts are taken apart.
         quantized: names of its quantized layers.
-        format: one of ``UNSTACKED``.
+        config: of it.
+        format: any.
 
     Raises:
-        ConfigError: the first; transformers would make it up at random.
+        ConfigError: the first such layer.
     """
-    taken, names = list(quantized), names_of(model)
+    if format in METHODS:
+        check_gptqmodel(model, quantized, config, format)
+        if why := values(model, quantized):
+            raise ConfigError(f"transformers does not load it in the format {format}: {why}; use --format quark")
+    weight, names = config.global_quant_config.weight, names_of(model)
+    if format == FP8 and isinstance(weight, QTensorConfig) and weight.block_size:
+        check_blocks(model, quantized, weight.block_size)
+        entry = {"quant_method": FP8, "activation_scheme": "dynamic", "weight_block_size": list(weight.block_size)}
+        if conversions_made(entry, names, quantized) is None:
+            raise ConfigError(
+                "transformers does not load it in the format fp8: it makes several tensors of one of the original, and "
+                "cannot where weights have scales; use --format quark"
+            )
+    if format == FP8:
+        check_listed(model, quantized, names)
+
+
+def check_blocks(model: Any, taken: Iterable[str], size: Sequence[int]) -> None:
+    """Refuse FP8 whose last block is shorter: where transformers has no kernel, it takes blocks of equal length."""
+    for name in taken:
+        layer = model.get_submodule(name)
+        for what, length, block in zip(
+            ("outputs", "inputs"), (layer.out_features, layer.in_features), size, strict=True
+        ):
+            if length > block and length % block:
+                exclude = re.sub(r"\.\d+\.", ".*.", name)
+                raise ConfigError(
+                    f"transformers takes the {length} {what} of {name!r} for blocks of equal length on a CPU "
+                    f"(Fp8Dequantize), and {block} does not divide them; use --format quark, or --exclude '{exclude}'"
+                )
+
+
+def check_listed(model: nn.Module, taken: Sequence[str], names: FileNames) -> None:
+    """Refuse quantized experts that the original has stacked in FP8: transformers would make them up at random."""
     for path, module in model.named_modules():
         if not isinstance(module, UnfusedExperts) or not any(name.startswith(f"{path}.") for name in taken):
             continue
         if not is_listed(path, module, names):
             exclude = f"{re.sub('[0-9]+', '*', path)}.*"
             raise ConfigError(
-                f"transformers has no place for the single experts of {path!r} in the format {format}, and makes its "
+                f"transformers has no place for the single experts of {path!r} in the format fp8, and makes its "
                 f"stacks up at random; use --format quark, or --exclude '{exclude}'"
             )
 
@@ -268,16 +305,8 @@ def ties(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
 
 def conversions(described: Mapping[str, Any], names: FileNames, schemes: Mapping[str, Any]) -> str | None:
     """Conversions of transformers' own that do not survive the names of quantized tensors: it is asked for them."""
-    from transformers.quantizers.auto import AutoHfQuantizer
-
-    steps: list[Any] = [step for step in conversions_of(names.model) if hasattr(step, "operations")]
-    if not steps:
-        return None
-    try:
-        reader = AutoHfQuantizer.from_config(dict(described))
-        reader.validate_environment()
-        made = reader.update_weight_conversions(copy.deepcopy(steps), ConversionView(names.model, schemes))
-    except ValueError:
+    made = conversions_made(described, names, schemes)
+    if made is None:
         return "it makes several tensors of one when it loads the original, and cannot where weights have scales"
     joins = [step for step in made if is_join(step.source_patterns)]
     targets = tuple(target for step in joins for target in step.target_patterns if target.endswith(WEIGHT))
@@ -285,6 +314,21 @@ def conversions(described: Mapping[str, Any], names: FileNames, schemes: Mapping
     fp8 = all(one.weights.type == "float" and one.weights.num_bits == 8 for one in schemes.values())
     apart = None if fp8 else next(whole, None)
     return None if apart is None else f"it joins {apart!r} of several tensors, which it can only where weights are FP8"
+
+
+def conversions_made(described: Mapping[str, Any], names: FileNames, schemes: Iterable[str]) -> list[Any] | None:
+    """Those conversions, with the names of quantized tensors; None: it cannot."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    steps: list[Any] = [step for step in conversions_of(names.model) if hasattr(step, "operations")]
+    if not steps:
+        return []
+    try:
+        reader = AutoHfQuantizer.from_config(dict(described))
+        reader.validate_environment()
+        return list(reader.update_weight_conversions(copy.deepcopy(steps), ConversionView(names.model, schemes)))
+    except ValueError:
+        return None
 
 
 def is_join(sources: Iterable[str]) -> bool:

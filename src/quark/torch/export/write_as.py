@@ -20,12 +20,13 @@ from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.genai import write_config
 from quark.torch.export.gguf_model import export_gguf
 from quark.torch.export.gguf_tensors import FileLoss
-from quark.torch.export.huggingface import export_safetensors
+from quark.torch.export.gptqmodel_reads import METHODS
+from quark.torch.export.huggingface import config_of, export_safetensors
 from quark.torch.export.model_files import copy_beside
 from quark.torch.export.onnx_model import FILE, export_onnx
 from quark.torch.export.reader_scales import with_scales_in
 from quark.torch.export.shards import SHARD_SIZE
-from quark.torch.export.transformers_reads import UNSTACKED, check_listed
+from quark.torch.export.transformers_reads import check_custom
 from quark.torch.export.vllm_reads import read_by_vllm
 from quark.torch.quantized_layer import quantized_layers
 
@@ -57,8 +58,8 @@ def export_as(
         ConfigError: an unknown format, or a scheme that it cannot hold.
     """
     check_name("format", format, FORMATS)
-    if program == "transformers" and format in UNSTACKED:
-        check_listed(model, (name for name, _ in quantized_layers(model)), format)
+    if program == "transformers":
+        check_custom(model, [name for name, _ in quantized_layers(model)], config_of(model), format)
     mode = FORMATS[format].mode
     if mode is not None:
         export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size, verify=verify, program=program)
@@ -86,12 +87,7 @@ def to_onnx(model: nn.Module, folder: Path, source: Path, verify: bool) -> None:
 
 
 WRITERS: Mapping[str, Callable[[nn.Module, Path, Path, bool], FileLoss | None]] = {"gguf": to_gguf, "onnx": to_onnx}
-CAST = {  # formats whose readers hold the scales of integers in another type: which, None for that of the model
-    "compressed-tensors": None,
-    "awq": None,
-    "gptq": None,
-    "gguf": torch.float16,
-}
+CAST = ("compressed-tensors", "awq", "gptq", "gguf")  # formats whose readers hold the scales of integers in a half type
 
 
 def config_for(config: QConfig, format: str, program: str | None, dtype: torch.dtype) -> QConfig:
@@ -107,9 +103,18 @@ def config_for(config: QConfig, format: str, program: str | None, dtype: torch.d
         config = replace(config, kv_cache_post_rope=True)
     if program == "vllm":
         config = read_by_vllm(config, dtype)
-    if (
-        format in CAST
-    ):  # transformers holds all scales of compressed-tensors in the model's type, vLLM those of integers
+    if format in CAST:
+        # transformers holds all scales of compressed-tensors in the model's type, vLLM those of integers
         everything = format == "compressed-tensors" and program != "vllm"
-        return with_scales_in(config, CAST[format] or dtype, everything)
+        return with_scales_in(config, scales_in(format, program, dtype), everything)
     return with_scales_in(config, dtype) if (format, program) == ("quark", "vllm") else config
+
+
+def scales_in(format: str, program: str | None, dtype: torch.dtype) -> torch.dtype:
+    """The type in which the readers of a format of ``CAST`` hold scales, of a model that computes in ``dtype``.
+
+    gptqmodel, which transformers reads AWQ and GPTQ with, has float16 whatever the model computes in, and vLLM runs
+    models of float32 in float16.
+    """
+    half = format in METHODS and (program == "transformers" or dtype is torch.float32)
+    return torch.float16 if half or format == "gguf" else dtype

@@ -1,0 +1,97 @@
+"""What transformers reads of AWQ and GPTQ files with gptqmodel 7.7, which is not here, and of FP8: each refusal was
+seen there as logits that are 2 to 140 % apart, NaN, or an error while it loads; what is let through was right.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.consumers import tiny
+from tests.torch_flow.export.networks import llama
+
+from quark.errors import ConfigError
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.export.before_work import check_before_work
+from quark.torch.export.write_as import config_for, export_as
+
+transformers = pytest.importorskip("transformers")
+NARROW = {"hidden_size": 96, "num_key_value_heads": 1, "head_dim": 24}  # 24 outputs of keys
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "format", "why"),
+    [
+        ("mixtral", "int4_wo_32", "gptq", r"no place for the single experts of 'model.layers.0.mlp.experts'.*random"),
+        ("mixtral", "int4_wo_32", "awq", r"no place for the single experts.*--exclude 'model.layers\.\*\.mlp.experts"),
+        ("falcon", "int4_wo_32", "gptq", r"leaves '.*' float, a FalconLinear"),
+        ("falcon", "int4_wo_32", "awq", r"the gates of falcon"),
+        ("gpt_neox", "int4_wo_32", "awq", r"the gates of gpt_neox.*--format quark has it"),
+        ("gpt_neox", "int4_wo_32", "gptq", None),
+        ("nanochat", "int4_wo_32", "awq", r"NanoChatModel._init_weights"),
+        (
+            "siglip_vision_model",
+            "int4_wo_32",
+            "gptq",
+            r"text models alone in GPTQ, and Siglip\w+ begins with 'pixel_values'",
+        ),
+        (
+            "gpt_neox",
+            "fp8_block",
+            "fp8",
+            r"the 192 outputs of 'gpt_neox.layers.0.attention.query_key_value' for blocks",
+        ),
+        ("dinov2", "fp8_block", "fp8", r"makes several tensors of one"),
+        ("qwen3_moe", "fp8_block", "fp8", None),
+        ("bart", "int4_wo_32", "gptq", None),  # optimum finds no encoder, where no file names it
+        ("llama", "uint4_wo_per_channel", "gptq", r"leaves the zero points of 4 bits per channel out"),
+        ("llama", "int4_wo_per_channel", "gptq", None),
+        ("llama", "uint4_wo_32", "awq", None),
+        ("narrow", "int4_wo_32", "awq", r"no kernel for the 24 outputs of 'model.layers.0.self_attn.k_proj'"),
+        ("head", "int4_wo_32", "awq", r"leaves 'lm_head' float, whatever a file says"),
+        ("head", "int4_wo_32", "gptq", None),
+    ],
+)
+def test_what_transformers_misreads_is_refused_for_it_alone(kind: str, scheme: str, format: str, why: str) -> None:
+    own = kind in ("llama", "narrow", "head")
+    model: Any = llama(**(NARROW if kind == "narrow" else {})) if own else None
+    model = model or tiny.made(kind, dict(tiny.model_types())[kind], {})
+    config = LLMTemplate.for_model(model).get_config(scheme)
+    config = replace(config, exclude=[]) if kind == "head" else config
+    with nullcontext() if why is None else pytest.raises(ConfigError, match=f"^transformers .*{why}"):
+        check_before_work(model, config, format, "transformers", Path())
+    check_before_work(model, config, format, None, Path())
+    if kind in ("mixtral", "narrow"):  # and where somebody exports it all the same
+        quantized = ModelQuantizer(config).quantize_model(copy.deepcopy(model))
+        with pytest.raises(ConfigError, match=why):
+            export_as(quantized, "/nowhere", format, "/nowhere", program="transformers")
+
+
+@pytest.mark.parametrize("format", ["awq", "gptq"])
+def test_a_file_names_the_modules_that_transformers_quantizes(format: str, tmp_path: Path) -> None:
+    """optimum takes all of the first blocks that it knows, and AWQ all but exceptions: names of modules in memory."""
+    model = tiny.made("gemma3", dict(tiny.model_types())["gemma3"], {})  # whose files have other names
+    config = replace(LLMTemplate.for_model(model).get_config("int4_wo_32"), exclude=["*vision*", "*k_proj", "lm_head"])
+    config = config_for(config, format, "transformers", torch.float32)
+    assert config.global_quant_config.weight.scale_type.name == "float16"
+    quantized = ModelQuantizer(config).quantize_model(model)
+    linear = {name for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
+    for program in ("transformers", None):
+        export_as(quantized, tmp_path / str(program), format, tmp_path, program=program)
+    entries = [json.loads((tmp_path / f"{one}/config.json").read_text())["quantization_config"] for one in
+               ("transformers", "None")]  # fmt: skip
+    left = {name for name in linear if re.search("vision|k_proj$|^lm_head$", name)}
+    if format == "gptq":
+        assert entries[0].pop("modules_in_block_to_quantize") == [sorted(linear - left)]
+        assert entries[0].pop("block_name_to_quantize") == ""
+        assert entries[0] == entries[1]  # what vLLM reads has neither
+    else:
+        assert set(entries[0]["modules_to_not_convert"]) >= left
+        assert not set(entries[0]["modules_to_not_convert"]) & (linear - left)
