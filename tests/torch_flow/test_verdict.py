@@ -50,8 +50,8 @@ def test_every_command_that_writes_a_folder_ends_with_a_verdict(
 ) -> None:
     out = tmp_path / "q"
     assert main(words_of(command, folder, out, ids if measured else None)) == 0
-    last = [line.split()[0] for line in capsys.readouterr().out.strip().splitlines()[-4:]]
-    assert last == ["accuracy", "size", "coverage", "next"]
+    last = [line.split()[0] for line in capsys.readouterr().out.strip().splitlines()[-5:]]
+    assert last == ["accuracy", "size", "coverage", "readers", "next"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ids.npy", "q"]  # no draft is left
 
 
@@ -146,7 +146,7 @@ def test_a_lost_model_names_the_command_that_tries_more(
     out = tmp_path / "q"
     assert main([*words_of(["quantize", "-s", "int4_wo_32"], folder, out, ids), "--for", "vllm"]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
-    assert lines[-4].startswith("accuracy  lost: perplexity 10.0000 → 30.0000, +200.0 %")
+    assert lines[-5].startswith("accuracy  lost: perplexity 10.0000 → 30.0000, +200.0 %")
     assert f"quark auto {folder} --data {ids} --for vllm -o {out}-auto" in lines[-1]
 
 
@@ -182,3 +182,38 @@ def test_a_conversion_without_its_card_leaves_no_folder(
     assert main(words) != 0
     assert not (tmp_path / "q").exists()
     assert "the disk is full" in capsys.readouterr().err
+
+
+WHY = "vLLM turns rows of 'q'; --exclude q has none"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "format", "readers", "not_for", "line"),
+    [
+        ("int4_wo_32", "quark", ["vllm", "transformers"], {}, "vLLM, transformers: README.md says how"),
+        ("fp8_block", "fp8", ["transformers"], {}, "transformers: transformers on a CPU weights are decoded, activat"),
+        (
+            "int4_wo_32",
+            "awq",
+            ["transformers"],
+            {"vllm": WHY},
+            "transformers: transformers needs gptqmodel; vLLM turns",
+        ),
+        (
+            "int4_wo_32",
+            "awq",
+            [],
+            {"vllm": WHY, "transformers": "no"},
+            "no program: vLLM turns rows of 'q'; transformers",
+        ),
+        ("mine", "quark", [], {}, None),  # in no table
+    ],
+)
+def test_the_programs_that_read_a_file_are_told_with_what_is_to_be_known(
+    scheme: str, format: str, readers: list[str], not_for: dict[str, str], line: str | None
+) -> None:
+    from quark.cli.torch_verdict import reader_lines
+
+    found = reader_lines({"scheme": scheme, "format": format, "readers": readers, "not_for": not_for})
+    assert [str(one)[:50] for one in found] == ([] if line is None else [f"{'readers':<10}{line}"[:50]])
+    assert [one.bad for one in found] == ([] if line is None else [not readers])

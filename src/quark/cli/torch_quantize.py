@@ -145,6 +145,7 @@ def describe(request: FolderJob, facts: Mapping[str, Any], folder: Path) -> None
         windows=facts.get("calibration_windows", 0),
         perplexity=(facts["perplexity_before"], facts["perplexity_after"]) if measured else None,
         bytes=(facts["bytes_before"], facts["bytes_after"]),
+        not_for=facts.get("not_for", {}),
     )
     write_card(folder, request.model, card)
 
@@ -177,6 +178,7 @@ def facts_of(request: FolderJob, format: str, folder: Path) -> dict[str, Any]:
 
 def in_memory(request: FolderJob, values: dict[str, Any], format: str, check: bool) -> dict[str, Any]:
     """Load, quantize, write, and measure."""
+    from quark.torch.config_file import schemes_of
     from quark.torch.language import (
         calibration_samples,
         check_ids,
@@ -196,7 +198,7 @@ def in_memory(request: FolderJob, values: dict[str, Any], format: str, check: bo
     check_ids(model, [sample["input_ids"][0] for sample in samples])
     model = model.float() if format == "onnx" else model
     config = decided(model, request, values, format)
-    facts: dict[str, Any] = {}
+    facts = told_readers(model, request, config, schemes_of(values), format)
     measured = first_windows(rows, source.seq_len, source.samples) if check else []
     if measured:
         facts["perplexity_before"] = perplexity(model, measured, source.seq_len)
@@ -262,6 +264,21 @@ def fitted(model: Any, request: FolderJob, values: dict[str, Any], format: str, 
     return config
 
 
+def told_readers(
+    model: Any, request: FolderJob, config: QConfig, schemes: Sequence[str], format: str
+) -> dict[str, Any]:
+    """Facts: which programs read the file, and why others do not that read its scheme elsewhere."""
+    from quark.torch.export.readers import readers
+
+    if request.program is not None:
+        return {"readers": [request.program], "not_for": {}}
+    found = readers(model, config, schemes, request.kv_cache, format, request.model)
+    return {
+        "readers": [name for name, why in found.items() if not why],
+        "not_for": {name: why for name, why in found.items() if why},
+    }
+
+
 def refuse_by_shapes(request: FolderJob, values: dict[str, Any], format: str) -> None:
     """Refuse what names and shapes alone show not to fit, before the weights are read: there may be many.
 
@@ -276,8 +293,9 @@ def refuse_by_shapes(request: FolderJob, values: dict[str, Any], format: str) ->
         return
     checkpoint = in_type(read_checkpoint(request.model), dtype_of(request.dtype))
     if "auto_map" not in checkpoint.config:
-        model = read_skeleton(checkpoint).model
-        match(model, fitted(model, request, values, format, float_type(checkpoint)), skeleton=True)
+        dtype = float_type(checkpoint)
+        model = read_skeleton(checkpoint).model.to(dtype)  # formats are asked what it computes in
+        match(model, fitted(model, request, values, format, dtype), skeleton=True)
 
 
 def quantized(model: Any, request: FolderJob, config: QConfig, samples: Sequence[Any], format: str) -> dict[str, Any]:
@@ -337,15 +355,19 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     from quark.torch.files.carried import facts_of as facts_of_carried
     from quark.torch.files.foreign import convert
     from quark.torch.files.quantize import float_bytes, in_type, quantize_checkpoint
+    from quark.torch.files.skeleton import read_skeleton
     from quark.torch.files.target import on_the_way
     from quark.torch.language import batches, calibration_samples, load_tokenizer, read_ids
 
-    source, dtype = request.source, dtype_of(request.dtype)
+    source, dtype = request.source, dtype_of("float32" if format == "onnx" else request.dtype)
     checkpoint = in_type(read_checkpoint(folder), dtype)
     rows = read_ids(source.data, partial(load_tokenizer, folder)) if source.data else []
     samples = batches(calibration_samples(rows, source.seq_len, source.samples), request.batch_size)
-    config = config_of_files(replace(request, model=folder), format, checkpoint, samples)
-    facts = {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
+    skeleton = read_skeleton(checkpoint).model.to(float_type(checkpoint))
+    config = config_of_files(replace(request, model=folder), format, checkpoint, skeleton, samples)
+    schemes = typed_schemes(request.scheme, request.layers)
+    facts = told_readers(skeleton, request, config, schemes, format)
+    facts |= {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
     facts |= coverage_of(*float_bytes(checkpoint, config))
 
     def finish(work: Path) -> None:
@@ -366,15 +388,13 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     return {**facts, **facts_of_carried(carried)}
 
 
-def config_of_files(request: FolderJob, format: str, checkpoint: Any, samples: Sequence[Any]) -> Any:
+def config_of_files(request: FolderJob, format: str, checkpoint: Any, skeleton: Any, samples: Sequence[Any]) -> QConfig:
     """How the checkpoint is quantized; refused where the samples or the format do not fit it."""
     from quark.torch import LLMTemplate
     from quark.torch.export.before_work import check_before_work
     from quark.torch.export.write_as import config_for
-    from quark.torch.files.skeleton import read_skeleton
     from quark.torch.language import check_ids
 
-    skeleton = read_skeleton(checkpoint).model
     check_ids(skeleton, [row for batch in samples for row in batch["input_ids"]])
     template = LLMTemplate.for_model(skeleton)
     layers, only = layer_schemes(request.layers), request.left_float.get("exclude")

@@ -7,6 +7,7 @@ so, with the command that measures.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 
 from quark.cli.output import print_json, say, show, write_lines
 from quark.cli.torch_request import FolderJob
+from quark.config.file_formats import PROGRAMS, row_of
 from quark.report import Table, file_size
 from quark.report.verdict import KEPT, LEVELS, Line, Verdict, coverage_line, size_line
 
+NOTE = re.compile(r"\((.*)\)$")  # of a row of the table of formats: what is to be known
 FILE_LOSS = (0.10, 0.01)
 """Of the norm of the evaluated weights, from which a file is lost, and up to which it is good."""
 EVALUATE = "quark torch evaluate {output} --data TEXT"
@@ -70,7 +73,7 @@ def verdict(request: FolderJob, facts: Mapping[str, Any]) -> Verdict:
     if "weights_quantized" in facts:
         left = [f"{name} ({file_size(bytes)})" for name, bytes in facts["largest_in_float"]]
         lines.append(coverage_line(None, facts["weights_quantized"], left))
-    lines += cache_lines(facts)
+    lines += [*cache_lines(facts), *reader_lines(facts)]
     return Verdict(tuple(lines), (following(request, facts, accuracy),))
 
 
@@ -80,6 +83,21 @@ def cache_lines(facts: Mapping[str, Any]) -> list[Line]:
         return []
     typed = f"quark torch quantize --kv-cache {facts['cache_left_float']} --data TEXT"
     return [Line("cache", "float", f"the source has a quantized KV cache; `{typed}` quantizes it again", bad=True)]
+
+
+def reader_lines(facts: Mapping[str, Any]) -> list[Line]:
+    """Which programs read the file, what is to be known of it, and why others do not; none where nobody has tried."""
+    names, others = facts.get("readers", ()), facts.get("not_for", {})
+    if not names and not others:
+        return []
+    schemes = facts["scheme"].split(", ")
+    rows = [row_of(scheme, facts["format"], name) for scheme in schemes for name in names]
+    notes = {row.program: NOTE.search(row.shown_by) for row in rows if row is not None}
+    said = [f"{PROGRAMS[name].title} {found[1]}" for name, found in notes.items() if found]
+    for title, why in ((PROGRAMS[name].title, why.partition("; ")[0]) for name, why in others.items()):
+        said.append(why if why.startswith(title) else f"{title}: {why}")
+    titles = ", ".join(PROGRAMS[name].title for name in names) or "no program"
+    return [Line("readers", titles, "; ".join(said) or "README.md says how", bad=not names)]
 
 
 def accuracy_of(facts: Mapping[str, Any]) -> Line:
@@ -113,7 +131,6 @@ def following(request: FolderJob, facts: Mapping[str, Any], accuracy: Line) -> s
 
 def purpose_of(request: FolderJob, facts: Mapping[str, Any]) -> str:
     """The program that the folder is for, in the words of ``quark auto --for``."""
-    from quark.config.file_formats import PROGRAMS
     from quark.torch.auto import PURPOSES
 
     program = request.program or next((one.name for one in PROGRAMS.values() if one.format == facts["format"]), None)

@@ -138,6 +138,17 @@ def test_both_commands_write_the_format(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("command", ["quantize", "quantize-files"])
+def test_blocks_of_a_bfloat16_model_are_read_by_transformers(
+    command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It decodes them to bfloat16: what has no values yet computes in the type of the folder, too."""
+    arguments = ["--scheme", "mxfp4", "--format", "compressed-tensors", "--json"]
+    assert main(["torch", command, str(folder), "-o", str(tmp_path / "out"), *arguments]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["readers"], facts["not_for"]) == (["vllm", "transformers"], {})
+
+
 def test_the_two_commands_write_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     for command in ("quantize", "quantize-files"):
         arguments = ["--scheme", "int4_wo_32", "--format", "compressed-tensors", "--json"]

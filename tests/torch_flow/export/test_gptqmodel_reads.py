@@ -19,7 +19,9 @@ from tests.torch_flow.export.networks import llama
 
 from quark.errors import ConfigError
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.config.schemes import NAMES
 from quark.torch.export.before_work import check_before_work
+from quark.torch.export.readers import readers
 from quark.torch.export.write_as import config_for, export_as
 
 transformers = pytest.importorskip("transformers")
@@ -95,3 +97,26 @@ def test_a_file_names_the_modules_that_transformers_quantizes(format: str, tmp_p
     else:
         assert set(entries[0]["modules_to_not_convert"]) >= left
         assert not set(entries[0]["modules_to_not_convert"]) & (linear - left)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "format", "wanted"),
+    [
+        ("gpt_oss", "int4_wo_32", "awq", {"vllm": "whose rows take turns", "transformers": "no place for the single"}),
+        ("gpt_oss", "int4_wo_32", "quark", {"vllm": "whose rows take turns", "transformers": "$"}),
+        ("mixtral", "int4_wo_32", "gptq", {"vllm": "$", "transformers": "no place for the single experts"}),
+        ("llama", "int4_wo_32", "gptq", {"vllm": "$", "transformers": "--for transformers names the modules"}),
+        ("llama", "fp8_block", "fp8", {"vllm": "$", "transformers": "$"}),
+        ("llama", "int4_wo_32", "onnx", {"onnxruntime-genai": "$"}),
+        ("llama", "a scheme of my own", "quark", {}),
+    ],
+)
+def test_the_programs_that_read_a_model_are_told_where_none_is_named(
+    kind: str, scheme: str, format: str, wanted: dict[str, str]
+) -> None:
+    model: Any = llama() if kind == "llama" else tiny.made(kind, dict(tiny.model_types())[kind], {})
+    config = LLMTemplate.for_model(model).get_config(scheme if scheme in NAMES else "int4_wo_32")
+    found = readers(model, config, [scheme], None, format, Path())
+    assert list(found) == list(wanted)
+    for program, why in wanted.items():
+        assert re.search(why, found[program]) if why != "$" else not found[program], found

@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
 
 from quark import __version__
@@ -52,6 +53,7 @@ class Card:
         windows: how many windows of it were used.
         perplexity: before and after, or None.
         bytes: of the tensors before and after.
+        not_for: programs that read the scheme in this format, but not this model, and why.
     """
 
     base: str
@@ -63,6 +65,7 @@ class Card:
     windows: int
     perplexity: tuple[float, float] | None
     bytes: tuple[int, int]
+    not_for: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_card(folder: Path, source: Path, card: Card) -> None:
@@ -132,7 +135,9 @@ def uses(card: Card, folder: Path) -> str:
     unread: list[str] = []
     for name, program in PROGRAMS.items():
         row = row_of(card.scheme, card.format, name)
-        if row is not None and row.works:
+        if name in card.not_for:
+            unread.append(f"Not for {program.title}: {card.not_for[name]}.")
+        elif row is not None and row.works:
             made.append(f"{program.title} ({row.shown_by}):\n\n" + LOAD[name].format(**given))
         elif row is not None and row.scheme != ANY:
             unread.append(f"Not for {program.title}: {row.shown_by}.")

@@ -44,8 +44,9 @@ def check_gptqmodel(model: nn.Module, quantized: Iterable[str], config: QConfig,
         raise ConfigError(f"transformers {why}; --format quark has it")
     stacks = [path for path, one in model.named_modules() if isinstance(one, UnfusedExperts)]
     for name in names:
-        if why := of_layer(model, name, stacks, format):
-            pattern = re.sub(r"\.\d+\.", ".*.", name)
+        stack = next((path for path in stacks if name.startswith(f"{path}.")), None)
+        if why := of_layer(model, name, stack, format):
+            pattern = re.sub(r"\.\d+\.", ".*.", name if stack is None else f"{stack}.*")
             raise ConfigError(f"transformers {why}; use --format quark, or --exclude '{pattern}'")
 
 
@@ -66,11 +67,11 @@ def of_model(model: nn.Module, kind: str, config: QConfig, format: str) -> str |
     return None
 
 
-def of_layer(model: Any, name: str, stacks: Iterable[str], format: str) -> str | None:
+def of_layer(model: Any, name: str, stack: str | None, format: str) -> str | None:
     """Why a layer is not read in a format; None: it is."""
     layer = model.get_submodule(name)
     cls = layer.float_class if isinstance(layer, QuantLayer) else type(layer)
-    if stack := next((path for path in stacks if name.startswith(f"{path}.")), None):
+    if stack is not None:
         return f"has no place for the single experts of {stack!r} in the format {format}, and makes them up at random"
     if format == "gptq" and cls is not nn.Linear:
         return f"leaves {name!r} float, a {cls.__name__}, and makes it up at random (get_layers of optimum)"
