@@ -163,6 +163,16 @@ def test_what_cannot_be_is_refused(made_up: str) -> None:
         registry.rows_of(made_up, registry.MOST_ROWS + 1, None, {})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("returned", [None, 1.0, (0.0, 1.0, 2.0), (np.nan, 1.0), (1.0, -1.0), ("0", "1"), (W, W)])
+def test_a_search_that_returns_no_range_is_named(returned: Any) -> None:
+    quark.register_calibration("odd", lambda statistic, grid: returned, "extremes")
+    try:
+        with pytest.raises(ConfigError, match=r"method 'odd' must return two finite numbers \(lo, hi\)"):
+            torch_model(config_of("per_tensor", "odd"))
+    finally:
+        quark.unregister_calibration("odd")
+
+
 def test_so_many_statistics_are_kept_and_no_more(made_up: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MOST_ROWS", 2)
     assert len(registry.rows_of(made_up, 2, None, {})[2]) == 2  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from quark.onnx.quantization.config.data_type import data_types
 from quark.operators import OPERATORS
 from quark.torch import LLMTemplate, ModelQuantizer, export_onnx, export_safetensors, import_model_from_safetensors
 from quark.torch.config.schemes import scheme, scheme_names
+from quark.torch.export import vllm_reads
 from quark.torch.files import quantize_checkpoint
 from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
 from quark.torch.quantization.config.type import Dtype
@@ -177,6 +178,12 @@ def test_names_come_from_the_row(rows: None) -> None:
         (Float("fp8_e3m4", 3, 4, 15.3), "not the value"),
         (Float("fp7", 3, 3, 15.0, torch_dtype="float8_e4m3fn"), "leave out torch_dtype"),
         (Float("fp5", 1, 3, 1.0), "two exponent bits"),
+        (Float("ufp6", 3, 3, 30.0, signed=False), "a sign"),
+        (Float("fp4_e3m0", 3, 0, 8.0, has_infinity=True), "has_infinity needs a mantissa bit"),
+        (
+            Block("mine", Int("uint4", 4, False, "UINT4", None, "uint4"), 32),
+            "'uint4' has no sign, and blocks no offset",
+        ),
         (Block("mine", ELEMENT, 32, "e8m0_evn"), "Did you mean 'e8m0_even'"),
         (Block("mine", ELEMENT, 0), "one element or more"),
         (Block("mine", Float("fp8_e4m3", 3, 4, 15.5), 32), "not the format of that name"),
@@ -199,6 +206,39 @@ def test_the_smallest_formats_of_ones_own(row: Float | Int) -> None:
     finally:
         quark.unregister_format(row.name)
     assert row.name not in FORMATS
+
+
+def test_powers_of_two_with_a_sign() -> None:
+    """No mantissa bit: 0 and 2^-2 to 2^4; half way between two of them is 1.5 times the smaller, and goes up."""
+    row = Float("fp4_e3m0", 3, 0, 16.0)
+    values = np.array([0.0, *2.0 ** np.arange(-2, 5)], np.float32)
+    x = (X * np.float32(16.0) / np.abs(X).max()).astype(np.float32)
+    nearest = values[np.searchsorted((values[1:] + values[:-1]) / 2, np.abs(x), side="right")]
+    quark.register_format(row)
+    try:
+        assert np.array_equal(row.round(x), np.copysign(nearest, x))
+        made = ModelQuantizer(QConfig(scheme("fp4_e3m0_wo_per_channel"))).quantize_model(
+            nn.Sequential(nn.Linear(40, 8, bias=False))
+        )
+        with torch.no_grad():
+            found = made[0](torch.eye(40)).T.abs()
+        logs = torch.log2(found / found.amax(1, keepdim=True))
+        assert torch.allclose(logs, logs.round(), atol=1e-5) and logs[logs > -99].min() >= -6.5
+    finally:
+        quark.unregister_format(row.name)
+
+
+@pytest.mark.parametrize("slot", ["input_tensors", "output_tensors", "weight", "bias"])
+def test_a_float_without_a_sign_is_for_scales(slot: str) -> None:
+    config = QConfig(QLayerConfig(**{slot: QTensorConfig(Dtype.fp8_e5m3, qscheme="per_tensor")}))
+    with pytest.raises(ConfigError, match="of '0': e5m3 has no sign, so numbers below 0 would become 0"):
+        ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(40, 8)), [torch.from_numpy(X)])
+
+
+def test_nobody_says_that_vllm_reads_it(rows: None) -> None:
+    formats = (Dtype.fp8_e3m4, Dtype.fp8_e4m3, Dtype.bfloat16)
+    layers = [QLayerConfig(weight=QTensorConfig(one, qscheme="per_tensor")) for one in formats]
+    assert [vllm_reads.is_rounded(QConfig(layer)) for layer in layers] == [False, True, False]
 
 
 def test_only_registered_formats_can_be_forgotten(rows: None) -> None:

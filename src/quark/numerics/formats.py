@@ -104,11 +104,13 @@ def _check_element(row: Int | Float) -> None:
         raise ConfigError(f"the format {row.name!r}: leave out {', '.join(claimed)}; its codes are stored as bytes")
     if isinstance(row, Int):
         return
-    if row.exponent_bits < 2 or row.mantissa_bits < 1 or row.unit_scale or not row.saturates:
+    if row.exponent_bits < 2 or row.mantissa_bits < 0 or row.unit_scale or not (row.saturates and row.signed):
         raise ConfigError(
-            f"the format {row.name!r} must have two exponent bits and one mantissa bit or more, saturate, and have a "
-            "scale (unit_scale=False)"
+            f"the format {row.name!r} must have a sign and two exponent bits or more, saturate, and have a scale "
+            "(unit_scale=False)"
         )
+    if row.has_infinity and not row.mantissa_bits:
+        raise ConfigError(f"the format {row.name!r}: has_infinity needs a mantissa bit, which tells infinity from NaN")
     codes = np.arange(1 << row.bits, dtype=np.uint8)
     values = row.decode(codes)
     kept = np.abs(values) <= row.max
@@ -124,6 +126,10 @@ def _check_block(row: Block) -> None:
     if FORMATS.get(row.element.name) not in (row.element, None) or isinstance(row.element, Power):
         raise ConfigError(f"the format {row.name!r}: its element {row.element.name!r} is not the format of that name")
     check_name(f"rule of the format {row.name!r}", row.rule, BLOCK_RULES)
+    if not row.element.signed:
+        raise ConfigError(
+            f"the format {row.name!r}: its element {row.element.name!r} has no sign, and blocks no offset"
+        )
     if row.element.bits > WIDEST or row.sub_block or row.carry or row.tensor_scale or row.size < 1:
         raise ConfigError(
             f"the format {row.name!r} must have elements of at most {WIDEST} bits, one level of scales and blocks of "

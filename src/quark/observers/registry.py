@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from math import inf
+from typing import Any, SupportsFloat, cast
 
 import numpy as np
 
@@ -80,13 +81,18 @@ class RangeMethod:
         """The range; (0, 0) for a tensor that was empty in every sample.
 
         Raises:
-            ConfigError: an unknown setting, or a value that it cannot have.
+            ConfigError: an unknown setting, a value that it cannot have, or a search that returns no range.
         """
         self.check(settings)
         if not statistic.count:
             return 0.0, 0.0
-        lo, hi = self.search(statistic, grid, **_taken(settings, _keywords(self.search, 2)))
-        return float(lo), float(hi)
+        found = self.search(statistic, grid, **_taken(settings, _keywords(self.search, 2)))
+        if not _is_range(found):
+            raise ConfigError(
+                f"the calibration method {self.name!r} must return two finite numbers (lo, hi), the smaller first, not "
+                f"{found!r:.80}"
+            )
+        return float(found[0]), float(found[1])
 
     def of_rows(self, values: np.ndarray, grid: Grid, settings: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """The ranges of a tensor that is seen once, a weight, of which every row [..., n] has its own scale.
@@ -98,6 +104,14 @@ class RangeMethod:
         if self.rows is None:
             raise ConfigError(f"the calibration method {self.name!r} finds the ranges of one row at a time")
         return self.rows(values, grid, **_taken(settings, _keywords(self.rows, 2)))
+
+
+def _is_range(found: object) -> bool:
+    """Whether a search returned two finite numbers, the smaller first."""
+    if not (isinstance(found, tuple | list | np.ndarray) and len(found) == 2):
+        return False
+    numbers = all(isinstance(side, SupportsFloat) and np.size(cast(Any, side)) == 1 for side in found)
+    return numbers and -inf < float(found[0]) <= float(found[1]) < inf
 
 
 @cache

@@ -32,7 +32,7 @@ from quark.torch.quantization.config.config import (
 
 Weight = QTensorConfig | list[QTensorConfig]
 INTEGERS = [dtype for dtype in Dtype if "int" in dtype.name]
-SCALED = [*INTEGERS, Dtype.fp8_e4m3, Dtype.fp8_e5m2, Dtype.fp8_e5m3, Dtype.fp6_e2m3, Dtype.fp6_e3m2, Dtype.fp4]
+SCALED = [*INTEGERS, Dtype.fp8_e4m3, Dtype.fp8_e5m2, Dtype.fp6_e2m3, Dtype.fp6_e3m2, Dtype.fp4]
 GRANULARITIES = {
     "tensor": {"qscheme": QSchemeType.per_tensor},
     "channel": {"qscheme": QSchemeType.per_channel, "ch_axis": 0},

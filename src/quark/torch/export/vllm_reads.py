@@ -19,6 +19,7 @@ from torch import nn
 
 from quark.errors import ConfigError
 from quark.numerics.elements import Float, Int
+from quark.numerics.formats import Format
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
@@ -151,7 +152,12 @@ def is_rounded(config: QConfig) -> bool:
     """Whether there are FP8 weights of one scale per tensor, which vLLM rounds again where it reads several as one."""
     every = [config.global_quant_config, *config.layer_quant_config.values(), *config.layer_type_quant_config.values()]
     stages = [stage for layer in every for stage in layer.stages("weight")]
-    return any(isinstance(one.spec.granularity, Tensor) and isinstance(one.spec.row, Float) for one in stages)
+    return any(isinstance(one.spec.granularity, Tensor) and is_fp8(one.spec.row) for one in stages)
+
+
+def is_fp8(row: Format) -> bool:
+    """Whether it is a float type of torch with 8 bits; vLLM reads no other one, and none of a user's own."""
+    return isinstance(row, Float) and row.bits == 8 and row.torch_dtype is not None
 
 
 def is_shared(names: set[str], config: QConfig) -> bool:
