@@ -380,5 +380,13 @@ def test_code_of_a_model_does_not_run_unasked(folder: Path, tmp_path: Path, caps
     (target / "config.json").write_text(json.dumps(config))
     (target / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
     assert typed("quantize", target, "-o", tmp_path / "out", "--scheme", "int4_wo_32") == 1
-    assert "cannot be loaded" in sentence(capsys)
-    assert not (tmp_path / "ran").exists()
+    assert "--trust-remote-code" in sentence(capsys)
+    for path in [*(folder / "model").glob("*.safetensors*"), folder / "model" / "tokenizer.json"]:
+        shutil.copy(path, target)
+    for format in ("compressed-tensors", "gguf", "gptq", "onnx"):  # which need the network, not its tensors alone
+        words = ["quantize-files", target, "-o", tmp_path / "out", "--scheme", "int4_wo_32", "--format", format]
+        assert typed(*words) == 1
+        assert re.search(r"\['Mine'\], which transformers does not have, .* `quark torch quantize", sentence(capsys))
+    assert typed(*words[:-2], "--json") == 0
+    assert (json.loads(capsys.readouterr().out)["readers"], (tmp_path / "ran").exists()) == ([], False)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "remote"] == ["out"]

@@ -190,7 +190,7 @@ WHY = "vLLM turns rows of 'q'; --exclude q has none"
 @pytest.mark.parametrize(
     ("scheme", "format", "readers", "not_for", "line"),
     [
-        ("int4_wo_32", "quark", ["vllm", "transformers"], {}, "vLLM, transformers: README.md says how"),
+        ("int4_wo_32", "quark", ["vllm", "transformers"], {}, "vLLM, transformers: where they have this architecture"),
         ("fp8_block", "fp8", ["transformers"], {}, "transformers: transformers on a CPU weights are decoded, activat"),
         (
             "int4_wo_32",

@@ -364,6 +364,12 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     rows = read_ids(source.data, partial(load_tokenizer, folder)) if source.data else []
     samples = batches(calibration_samples(rows, source.seq_len, source.samples), request.batch_size)
     skeleton = read_skeleton(checkpoint).model.to(float_type(checkpoint))
+    if format != "quark" and not hasattr(skeleton, "config"):
+        raise ConfigError(
+            f"{str(request.model)!r} names the architecture {checkpoint.config.get('architectures')}, which "
+            f"transformers does not have, and file by file it goes into the quark format alone; `quark torch quantize "
+            f"--trust-remote-code` runs the code of the folder, where it has some"
+        )
     config = config_of_files(replace(request, model=folder), format, checkpoint, skeleton, samples)
     schemes = typed_schemes(request.scheme, request.layers)
     facts = told_readers(skeleton, request, config, schemes, format)

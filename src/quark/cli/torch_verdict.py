@@ -20,6 +20,7 @@ from quark.report import Table, file_size
 from quark.report.verdict import KEPT, LEVELS, Line, Verdict, coverage_line, size_line
 
 NOTE = re.compile(r"\((.*)\)$")  # of a row of the table of formats: what is to be known
+ARCHITECTURES = "where they have this architecture"
 FILE_LOSS = (0.10, 0.01)
 """Of the norm of the evaluated weights, from which a file is lost, and up to which it is good."""
 EVALUATE = "quark torch evaluate {output} --data TEXT"
@@ -97,7 +98,7 @@ def reader_lines(facts: Mapping[str, Any]) -> list[Line]:
     for title, why in ((PROGRAMS[name].title, why.partition("; ")[0]) for name, why in others.items()):
         said.append(why if why.startswith(title) else f"{title}: {why}")
     titles = ", ".join(PROGRAMS[name].title for name in names) or "no program"
-    return [Line("readers", titles, "; ".join(said) or "README.md says how", bad=not names)]
+    return [Line("readers", titles, "; ".join(said) or ARCHITECTURES, bad=not names)]
 
 
 def accuracy_of(facts: Mapping[str, Any]) -> Line:

@@ -85,6 +85,7 @@ def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None
     stored = stored_tensors(read_checkpoint(folder)) if any(folder.glob("*.safetensors")) else {}
     check_named(folder, config)
     check_counts(folder, config, stored)
+    check_code(folder, config, trust_remote_code)
     try:
         with told(folder, config, (OSError, ValueError)):
             loaded: Any = _kind(config).from_pretrained(
@@ -102,6 +103,21 @@ def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None
     check_fit(folder, model, loaded[1])
     check_types(folder, model, {name: one.dtype for name, one in stored.items()})
     return model
+
+
+def check_code(folder: Path, config: Mapping[str, Any], trust_remote_code: bool) -> None:
+    """A model that only the folder's own code makes is run where somebody says so.
+
+    Raises:
+        ModelError: nobody did.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING_NAMES and not trust_remote_code:
+        raise ModelError(
+            f"{str(folder)!r} is made by Python code of its own (auto_map of config.json), which is run only with "
+            f"trust_remote_code (--trust-remote-code): read it first"
+        )
 
 
 def _kind(config: Mapping[str, Any]) -> Any:

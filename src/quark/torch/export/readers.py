@@ -27,7 +27,8 @@ def readers(
     format: str,
     source: str | os.PathLike[str],
 ) -> dict[str, str]:
-    """Program → why it does not read this file, "" for those that do; none where a scheme is in no table.
+    """Program → why it does not read this file, "" for those that do; none of a scheme that is in no table, or of a
+    model that code of its folder makes: nobody has seen it there.
 
     A reader may cast scales to another type; with ``--for`` those are evaluated.
 
@@ -38,7 +39,8 @@ def readers(
         format: of the file.
         source: the folder that the model comes from.
     """
-    if not schemes or not all(scheme in tried() for scheme in schemes):
+    strange = getattr(getattr(model, "config", None), "auto_map", not hasattr(model, "config"))
+    if strange or not schemes or not all(scheme in tried() for scheme in schemes):
         return {}
     names = [name for name in PROGRAMS if all(works(scheme, format, name) for scheme in schemes)]
     found = {}
