@@ -17,12 +17,12 @@ from quark.torch.language import load_model
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 pytestmark = pytest.mark.filterwarnings("ignore")
-HEAD = "model.layers.61."
+HEADS = ("model.layers.61.", "model.layers.2.")  # where transformers knows it, and behind the last of this model
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32], "scale_fmt": "ue8m0"}
 
 
-def deepseek(folder: Path, coded: bool = False) -> dict[str, torch.Tensor]:
-    """A small DeepSeek-V3 with the head of its 62nd layer, its matrices in blocks of FP8 or float; the head."""
+def deepseek(folder: Path, coded: bool = False, place: str = HEADS[0]) -> dict[str, torch.Tensor]:
+    """A small DeepSeek-V3 with a head at ``place``, its matrices in blocks of FP8 or float; the head."""
     config = transformers.DeepseekV3Config(
         hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=4, n_routed_experts=2, n_group=1, topk_group=1, num_experts_per_tok=1, vocab_size=64,
@@ -33,12 +33,12 @@ def deepseek(folder: Path, coded: bool = False) -> dict[str, torch.Tensor]:
     transformers.DeepseekV3ForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     head = {
-        name.replace("layers.1.", "layers.61."): torch.randn(value.shape).to(value.dtype)
+        name.replace("model.layers.1.", place): torch.randn(value.shape).to(value.dtype)
         for name, value in tensors.items()
         if "layers.1." in name
     }
-    head |= {f"{HEAD}{name}.weight": torch.randn(64).bfloat16() for name in ("enorm", "hnorm", "shared_head.norm")}
-    head |= {f"{HEAD}eh_proj.weight": torch.randn(64, 128).bfloat16()}
+    head |= {f"{place}{name}.weight": torch.randn(64).bfloat16() for name in ("enorm", "hnorm", "shared_head.norm")}
+    head |= {f"{place}eh_proj.weight": torch.randn(64, 128).bfloat16()}
     tensors |= head
     draw = torch.Generator().manual_seed(1)
     for name in [name for name in tensors if coded and "proj" in name and "eh_proj" not in name]:
@@ -51,16 +51,17 @@ def deepseek(folder: Path, coded: bool = False) -> dict[str, torch.Tensor]:
     return head
 
 
+@pytest.mark.parametrize("place", HEADS)
 @pytest.mark.parametrize("coded", [False, True])
 @pytest.mark.parametrize("form", ["quark", "compressed-tensors"])
 @pytest.mark.parametrize("command", ["quantize", "quantize-files", "convert"])
-def test_they_are_kept_in_float(command: str, form: str, coded: bool, tmp_path: Path) -> None:
-    head = deepseek(tmp_path / "q", coded or command == "convert")
+def test_they_are_kept_in_float(command: str, form: str, coded: bool, place: str, tmp_path: Path) -> None:
+    head = deepseek(tmp_path / "q", coded or command == "convert", place)
     words = [] if command == "convert" else ["--scheme", "ptpc_fp8"]
     words += ["-o", str(tmp_path / "out"), "--format", form, "--for", "vllm"]
     assert main(["torch", command, str(tmp_path / "q"), *words]) == 0
     found = load_file(tmp_path / "out" / "model.safetensors")
-    assert {name for name in found if name.startswith(HEAD)} == head.keys()
+    assert {name for name in found if name.startswith(place)} == head.keys()
     assert [name for name, value in head.items() if not torch.equal(found[name].float(), value.float())] == []
     said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     floats = set(said.get("exclude") or said.get("ignore"))

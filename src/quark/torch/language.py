@@ -111,9 +111,9 @@ def check_code(folder: Path, config: Mapping[str, Any], trust_remote_code: bool)
     Raises:
         ModelError: nobody did.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
 
-    if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING_NAMES and not trust_remote_code:
+    if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING and not trust_remote_code:
         raise ModelError(
             f"{str(folder)!r} is made by Python code of its own (auto_map of config.json), which is run only with "
             f"trust_remote_code (--trust-remote-code): read it first"
@@ -145,9 +145,10 @@ def check_fit(folder: Path, model: nn.Module, told: Mapping[str, Any]) -> None:
         raise ModelError(f"{str(folder)!r}: the tensor {name!r} is {shapes}")
     for name in sorted(told["missing_keys"]):
         raise ModelError(f"{str(folder)!r} lacks the tensor {name!r}, which {file!r} asks for")
+    from quark.torch.export.left_out import is_ignored
     from quark.torch.files.fitting import check_unplaced
 
-    check_unplaced(folder, model, told["unexpected_keys"])
+    check_unplaced(folder, model, [name for name in told["unexpected_keys"] if not is_ignored(model, name)])
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:

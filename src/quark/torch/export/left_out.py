@@ -1,9 +1,10 @@
 """Tensors that lie beside the model that transformers loads: heads for multi-token prediction, which are called
 ``mtp``, or are layers behind the last one (DeepSeek, GLM).
 
-transformers leaves them in the file (``_keys_to_ignore_on_load_unexpected``), so they are no part of the model that is
-quantized, but programs that serve it decode with them. They go from the source's files to those of the export as they
-are, in float, and are named among what stays float. Import leaves them where they are, as transformers does.
+transformers leaves them in the file (``_keys_to_ignore_on_load_unexpected`` knows them in the published size of a
+model, ``num_nextn_predict_layers`` counts them in any), so they are no part of the model that is quantized, but
+programs that serve it decode with them. They go from the source's files to those of the export as they are, in float,
+and are named among what stays float. Import leaves them where they are, as transformers does.
 """
 
 from __future__ import annotations
@@ -27,17 +28,30 @@ GIVEN = "left_out"  # attribute of a model whose heads were decoded: their items
 
 
 def is_ignored(model: nn.Module, name: str) -> bool:
-    """Whether transformers leaves the tensor ``name`` of a file of ``model`` unread."""
-    return any(re.search(pattern, name) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+    """Whether the tensor ``name`` of a file of ``model`` is left unread.
+
+    transformers names it, or it is of a layer behind the last, which the configuration counts as a head.
+    """
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    depth, heads = depth_of(model)
+    behind = any(depth <= int(number) < depth + heads for _, number in LAYER.findall(name))
+    return behind or any(re.search(pattern, name) for pattern in patterns)
+
+
+def depth_of(model: nn.Module) -> tuple[int, int]:
+    """How many layers the configuration of a model has, and how many heads behind them; 0 where it does not say."""
+    config: Any = getattr(model, "config", None)
+    whole = config.get_text_config() if hasattr(config, "get_text_config") else None  # diffusers has none
+    depth, heads = (getattr(whole, name, None) for name in ("num_hidden_layers", "num_nextn_predict_layers"))
+    return depth or 0, heads if depth and isinstance(heads, int) else 0
 
 
 def is_prediction(model: nn.Module, name: str) -> bool:
     """Whether the tensor ``name`` of a file of ``model`` is one of a head for multi-token prediction."""
     if not is_ignored(model, name):
         return False
-    config: Any = getattr(model, "config", None)
-    depth = getattr(config.get_text_config(), "num_hidden_layers", None) if config is not None else None
-    behind = depth is not None and any(int(number) >= depth for _, number in LAYER.findall(name))
+    depth, _ = depth_of(model)
+    behind = depth > 0 and any(int(number) >= depth for _, number in LAYER.findall(name))
     return behind or bool(PREDICTION.search(name))
 
 
@@ -50,7 +64,7 @@ def left_out_items(model: nn.Module) -> Iterator[Item]:
     if GIVEN in model.__dict__:
         yield from model.__dict__[GIVEN]
         return
-    ignores = bool(getattr(model, "_keys_to_ignore_on_load_unexpected", None))
+    ignores = bool(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or depth_of(model)[1])
     source = source_of(model) if ignores else None
     if source is None or not any(source.glob(f"*{SUFFIX}")):
         return

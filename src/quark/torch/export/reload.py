@@ -23,6 +23,7 @@ from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import from_custom, key_mapping
 from quark.torch.export.described import without_cached
 from quark.torch.export.extras import has_extras, prepare, settle
+from quark.torch.export.left_out import is_ignored
 from quark.torch.export.model_files import class_named, take_settings
 from quark.torch.export.places import load
 from quark.torch.export.skeleton import is_inside_attention, map_attention, mark_loaded, prepared
@@ -145,7 +146,8 @@ def from_transformers(
         key_mapping=key_mapping(scheme.method),
     )
     model, found = loaded
-    check_keys(checkpoint, found)
+    unplaced = {name for name in found["unexpected_keys"] if not is_ignored(model, name)}
+    check_keys(checkpoint, {**found, "unexpected_keys": unplaced})
     return mark_loaded(model).to(device).eval()
 
 
