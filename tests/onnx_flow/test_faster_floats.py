@@ -160,3 +160,19 @@ def test_codes_that_several_float_kernels_read_are_dequantized_once(tmp_path: Pa
     feeds = models.feeds(proto)
     models.assert_close(models.run(made, feeds), models.run(proto, feeds), 1e-6)
     assert "QuickGelu" in runs(made, tmp_path) and "QuickGelu" not in runs(proto, tmp_path)
+
+
+@pytest.mark.parametrize(("channels", "kernel"), [(4, "FusedMatMul"), (512, "MatMulIntegerToFloat")])
+def test_scores_that_are_faster_in_float_stay_so(channels: int, kernel: str, tmp_path: Path) -> None:
+    """The runtime makes a MatMul in integers of codes that it finds behind Squeeze and Transpose, whatever it costs."""
+    text = f"""g (uint8[1, 96, 2, {channels}] q) => (float[2, 96, 96] y) {{
+        d = DequantizeLinear (q, s, o) t = Transpose <perm = [0, 2, 1, 3]> (d) a = Squeeze (t, first)
+        u = DequantizeLinear (q, s, o) b = Transpose <perm = [0, 2, 3, 1]> (u) c = Squeeze (b, first)
+        m = MatMul (a, c) y = Mul (m, f) }}"""
+    given = {"s": np.float32(0.02), "o": np.uint8(120), "first": np.zeros(1, np.int64), "f": np.float32(0.25)}
+    proto = models.model(text, given, 17)
+    made, _, fired = rewritten(proto)
+    assert fired == (kernel == "FusedMatMul")
+    assert kernel in runs(made, tmp_path) and "MatMulIntegerToFloat" in runs(proto, tmp_path)
+    feed = {"q": np.random.default_rng(1).integers(0, 256, (1, 96, 2, channels)).astype(np.uint8)}
+    models.assert_close(models.run(made, feed), models.run(proto, feed), 1e-4)

@@ -182,6 +182,12 @@ def _time(kind: str, form: str, elements: float, products: float = 0.0) -> float
     return call + element * elements / 1e3 + product * products / 1e6
 
 
+def float_is_faster(node: ir.Node) -> bool:
+    """Whether the float kernel of a node takes less time than the one that reads codes; conversions are not counted."""
+    in_float, in_integers = _node_times(node)
+    return in_float < in_integers
+
+
 def dynamic_is_faster(node: ir.Node) -> bool:
     """Whether an LSTM is faster with integer weights and a scale for what it reads at every step.
 
@@ -305,7 +311,7 @@ def _units(graph: Sequence[ir.Node], members: set[ir.Node]) -> list[_Unit]:
             float_time = integer_time = 0.0
         elif before in of_node:
             unit = of_node[before]
-            float_time = 0.0 if before.op_type in ("Conv", "ConvTranspose") else float_time
+            float_time = 0.0 if before.op_type in ("Conv", "ConvTranspose") or _scaled(node) else float_time
             integer_time = 0.0 if node.op_type in _CLIPS else integer_time
         else:
             units.append(unit)
@@ -361,14 +367,21 @@ def _gate(node: ir.Node) -> ir.Node | None:
     return None
 
 
+def _scaled(node: ir.Node) -> ir.Value | None:
+    """What a Mul or Div multiplies by one constant number, as a float MatMul before it does by the way."""
+    for value, other in (node.inputs, node.inputs[::-1]) if node.op_type in ("Mul", "Div") else ():
+        if is_constant(other) and _elements(other) == 1 and (node.op_type == "Mul" or other is node.inputs[1]):
+            return value
+    return None
+
+
 def _before(node: ir.Node) -> ir.Node | None:
-    """The node that an activation function is one kernel with."""
-    value = node.inputs[0] if node.inputs else None
-    if value is None or node.op_type not in _WITHIN or sole_consumer(value) is not node:
-        return None
-    producer = value.producer()
-    if producer is None:
-        return None
+    """The node that an activation function, or a product with one number, is one kernel with."""
+    scaled = _scaled(node)
+    value = scaled or (node.inputs[0] if node.inputs and node.op_type in _WITHIN else None)
+    producer = None if value is None or sole_consumer(value) is not node else value.producer()
+    if producer is None or scaled:
+        return producer if producer is not None and producer.op_type == "MatMul" else None
     fits = producer.op_type == "Conv" or (node.op_type in _CLIPS and producer.op_type in FUSED_PRODUCERS)
     return producer if fits else None
 
