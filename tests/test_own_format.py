@@ -19,6 +19,7 @@ from torch import nn
 
 import quark
 import quark.onnx as q
+from quark.config.file_formats import chosen_format
 from quark.errors import ConfigError
 from quark.numerics.elements import Float, Int
 from quark.numerics.formats import FORMATS, Block, get_format
@@ -27,9 +28,11 @@ from quark.operators import OPERATORS
 from quark.torch import LLMTemplate, ModelQuantizer, export_onnx, export_safetensors, import_model_from_safetensors
 from quark.torch.config.schemes import scheme, scheme_names
 from quark.torch.export import vllm_reads
+from quark.torch.export.before_work import check_before_work
 from quark.torch.files import quantize_checkpoint
 from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
 from quark.torch.quantization.config.type import Dtype
+from quark.torch.search import search
 
 RNG = np.random.default_rng(29)
 X = (RNG.normal(size=(6, 40)) ** 3).astype(np.float32)
@@ -239,6 +242,24 @@ def test_nobody_says_that_vllm_reads_it(rows: None) -> None:
     formats = (Dtype.fp8_e3m4, Dtype.fp8_e4m3, Dtype.bfloat16)
     layers = [QLayerConfig(weight=QTensorConfig(one, qscheme="per_tensor")) for one in formats]
     assert [vllm_reads.is_rounded(QConfig(layer)) for layer in layers] == [False, True, False]
+
+
+@pytest.mark.parametrize("where", ["weight", "cache"])
+@pytest.mark.parametrize("program", ["vllm", "transformers", "llama.cpp"])
+def test_no_other_program_reads_it(rows: None, program: str, where: str, tmp_path: Path) -> None:
+    own = QTensorConfig(Dtype.fp8_e3m4, qscheme="per_tensor")
+    cache = {"*k_proj": QLayerConfig(output_tensors=own)} if where == "cache" else None
+    config = QConfig(scheme("int4_wo_32") if cache else QLayerConfig(weight=own), kv_cache_quant_config=cache or {})
+    with pytest.raises(ConfigError, match="does not read a format of your own such as fp8_e3m4; leave out --for"):
+        check_before_work(llama(), config, chosen_format(None, program), program, tmp_path)
+    with pytest.raises(ConfigError, match="such as int7"):
+        search(llama(), [IDS], ["int4_wo_32", "int7_wo_128", "float"], "sqnr>=8", program="vllm")
+
+
+def test_onnx_runtime_and_nobody_in_particular_read_it(rows: None, tmp_path: Path) -> None:
+    config = QConfig(scheme("fp8_e3m4_wo_per_channel"))
+    for format, program in (("quark", None), ("onnx", "onnxruntime-genai"), ("onnx", None)):
+        check_before_work(llama(), config, format, program, tmp_path)
 
 
 def test_only_registered_formats_can_be_forgotten(rows: None) -> None:

@@ -32,10 +32,12 @@ from quark.search.target import LANGUAGE, Asked
 from quark.search.ties import fused
 from quark.search.trials import Progress
 from quark.search.values import FLOAT, Found, Study
+from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import base_name, scheme
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config_file import WHOLE, check_values, config_of, split, template_of
 from quark.torch.digest import digest_of_samples
+from quark.torch.export.before_work import check_built_in
 from quark.torch.layer_runs import FloatOutputs, lay_out, measure, running, traffic_of
 from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer
@@ -123,7 +125,7 @@ def search(
     values, goal = whole_values(config, candidates), ASKED.goal(target, limit, budget, metric, candidates)
     source, given = source_of(model, workers, device, trust_remote_code), list(samples)
     if program is not None:
-        format_for([base_name(split(name)[0]) for name in candidates if name != FLOAT], program)
+        check_read([split(name)[0] for name in candidates if name != FLOAT], program)
     held_out = None if evaluation is None else list(evaluation)
     apart, loaded = split_of(given, held_out, metric is not None), source.load()
     with private_folder() as folder, Journal.held(ledger):
@@ -145,6 +147,13 @@ def _solved(whole: ModuleMetric, found: Study, apart: Split, question: Question,
     solved = solve(found, question, Judges(whole, report, notes=apart.notes, alone=alone))
     whole.ledger.settle()
     return solved
+
+
+def check_read(schemes: Sequence[str], program: str) -> None:
+    """Refuse schemes that a program does not read."""
+    if format_for([base_name(name) for name in schemes], program) != "onnx":
+        for name in schemes:
+            check_built_in(QConfig(scheme(name)), program)
 
 
 def together(model: nn.Module, layers: Sequence[str], program: str | None) -> list[tuple[str, ...]]:

@@ -14,7 +14,9 @@ from torch import nn
 from quark.config.file_formats import FORMATS, PROGRAMS
 from quark.errors import ConfigError, as_a
 from quark.numerics.elements import Int
-from quark.torch.config.model import QConfig
+from quark.numerics.formats import BUILT_IN
+from quark.numerics.formats import FORMATS as ROWS
+from quark.torch.config.model import SLOTS, QConfig
 from quark.torch.experts import UnfusedExperts, is_fused, unfuse_experts
 from quark.torch.export import compressed_tensors, gguf_model
 from quark.torch.export.checkpoint import read_checkpoint
@@ -64,6 +66,8 @@ def check_before_work(
     holder = PROGRAMS[program].title if format == "quark" and program else f"the {FORMATS[format].title} format"
     if format != "quark" or program:
         refuse_algorithms(config, holder)
+    if program is not None and format != "onnx":  # whose files hold what a format of a user's own means
+        check_built_in(config, program)
     if program == "vllm":
         check_for_vllm(model, config, format)
     if (format, program) == ("quark", "transformers") and is_inside_attention(config):
@@ -75,6 +79,19 @@ def check_before_work(
     if format == "compressed-tensors" and program != "vllm":
         check_stacked(model, config, Path(source))
     check_format(model, config, format, program, Path(source))
+
+
+def check_built_in(config: QConfig, program: str) -> None:
+    """No other program has a word for a format of a user's own."""
+    layers = (config.global_quant_config, *config.layer_quant_config.values(), *config.layer_type_quant_config.values())
+    layers = (*layers, *config.kv_cache_quant_config.values())
+    names = {stage.spec.format for layer in layers for slot in SLOTS for stage in layer.stages(slot)}
+    own = sorted(names & set(ROWS) - BUILT_IN)
+    if own:
+        raise ConfigError(
+            f"{PROGRAMS[program].title} does not read a format of your own such as {own[0]}; leave out --for, or write "
+            f"--format onnx, which any ONNX runtime runs"
+        )
 
 
 def check_format(model: nn.Module, config: QConfig, format: str, program: str | None, source: Path) -> None:
