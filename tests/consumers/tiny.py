@@ -210,6 +210,13 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     {"num_hidden_layers": 3},
     {"num_key_value_heads": HEADS},  # in all parts: conversions that cut queries, keys and values into equal parts
+    {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,  # the last layers of both kinds read the caches of the first
+        "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
+        "intermediate_size": INNER,
+    },
 )
 EVERYWHERE = ("num_key_value_heads",)
 FAULTS = (ValueError, TypeError, AttributeError, RuntimeError, IndexError, KeyError, ImportError)
