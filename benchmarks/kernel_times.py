@@ -19,9 +19,10 @@ convolutions of images (up to 4 channels), and those that make less than 16 chan
 one by one, a kernel's rows for each place, and for those of volumes what the kernel covers at each place, in float of
 each channel, in integers of all channels of a group at once. Of depthwise ones of channels that are no multiple of 4
 they are what the kernel covers: in float at a stride, in integers with each channel beyond groups of 8 as 9. Kernels
-compute 16 channels at a time: the products of convolutions of pictures are those of whole groups of 16. Depthwise
-convolutions of channels that are a multiple of 8, of 4, and of none, have rows of their own, and so have those of 1x1
-that read or make channels that are no multiple of 4, which integer kernels copy one by one.
+compute 16 channels at a time: products of convolutions of pictures and sounds are those of whole groups of 16.
+Depthwise convolutions of channels that are a multiple of 8, of 4, and of none, have rows of their own, and so have
+those of 1x1 that read or make channels that are no multiple of 4, which integer kernels copy one by one; of sounds,
+those of 1 copy nothing in float, and of both kinds those of such channels have rows, too.
 For an LSTM they are the gates that are computed; its integer form is DynamicQuantizeLSTM.
 """
 
@@ -97,8 +98,12 @@ def samples() -> Iterator[Sample]:
         yield _conv(channels, channels, size, 3, group, 1, 3)
     for channels, size, kernel in itertools.product((16, 32, 64, 128, 256), (32, 128, 512, 2048), (3, 5, 9)):
         if channels * size <= 2**17:
-            yield _conv(channels, channels, size, kernel, 1, 1, 1)
             yield _conv(channels, channels, size, kernel, channels, 1, 1)
+    for read, made, size, kernel in itertools.product(
+        (8, 9, 10, 32, 41, 64, 128), (8, 9, 12, 17, 32, 61, 64, 128), (32, 128, 512, 2048), (1, 3, 5)
+    ):
+        if max(read, made) * size <= 2**17:
+            yield _conv(read, made, size, kernel, 1, 1, 1)
     for parts, size, stride in itertools.product(
         (8, 24, 40, 56, 72, 120, 12, 20, 28, 36, 60, 100, 6, 9, 21, 22, 30, 31, 33, 58, 122), (7, 14, 28), (1, 2)
     ):

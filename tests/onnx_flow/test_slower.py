@@ -200,9 +200,16 @@ SINGLE = {
     "sound": (
         "(float[1, 3, 9] x) => (float[1, 5, 7] y) { y = Conv (x, w) }",
         (5, 3, 3),
-        "Conv 1D",
+        "Conv 1D odd",
         35,
-        35 * 9,
+        16 * 7 * 9,
+    ),
+    "points of a sound": (
+        "(float[1, 8, 9] x) => (float[1, 20, 9] y) { y = Conv (x, w) }",
+        (20, 8, 1),
+        "Conv 1D 1",
+        20 * 9,
+        32 * 9 * 8,
     ),
     "depthwise sound": (
         "(float[1, 3, 9] x) => (float[1, 3, 7] y) { y = Conv<group = 3> (x, w) }",

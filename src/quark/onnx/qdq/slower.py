@@ -259,12 +259,14 @@ def convolution(shape: Sequence[int], group: int, products: float) -> tuple[str,
     made, read, *kernel = shape
     whole = products * (-(-made // _TOGETHER) * _TOGETHER) / made
     narrow = " narrow" if made < _TOGETHER else ""
+    odd = " odd" if made % 4 or read % 4 else ""  # integer kernels take 4 at a time
     if len(kernel) == 3 and math.prod(kernel) > 1:
         return ("Conv 3D depthwise", products) if group > 1 and read == 1 else ("Conv 3D", whole)
     if group > 1 and read > 1:
         return "Conv grouped", products
     if len(kernel) == 1:
-        return f"Conv 1D{' depthwise' if group > 1 else ''}", products
+        one = "Conv 1D 1" if kernel[0] == 1 else "Conv 1D"
+        return ("Conv 1D depthwise", products) if group > 1 else (f"{one}{odd}", whole)
     if group > 1:
         even = next(size for size in (_TOGETHER, 8, 4, 1) if made % size == 0)  # float kernels want 4
         return "Conv depthwise" if even == _TOGETHER else f"Conv depthwise {even}", products if even == 1 else whole
@@ -272,7 +274,7 @@ def convolution(shape: Sequence[int], group: int, products: float) -> tuple[str,
         return "Conv image", whole
     if math.prod(kernel) > 1:
         return f"Conv{narrow}", whole
-    return f"Conv 1x1{narrow or (' odd' if made % 4 or read % 4 else '')}", whole  # integer kernels take 4 at a time
+    return f"Conv 1x1{narrow or odd}", whole
 
 
 def _sizes(value: ir.Value | None) -> list[int] | None:
