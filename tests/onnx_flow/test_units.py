@@ -137,11 +137,33 @@ def test_rows_of_a_table_are_no_mask() -> None:
 
 
 @pytest.mark.parametrize(
+    "made",
+    [
+        "z = Sub(x, m)",
+        "z = Div(x, m)",
+        "n = Neg(m) z = Add(x, n)",
+        "i = Reciprocal(m) z = Mul(x, i)",
+        "i = Div(one, m) z = Mul(x, i)",
+        "i = Pow(m, less) z = Mul(x, i)",
+        "l = Log(m) n = Neg(l) i = Exp(n) z = Mul(x, i)",  # trained exponents: PCEN
+    ],
+)
+def test_forms_of_a_normalization(made: str) -> None:
+    numbers = {"w": models.normal(3, 3), "one": np.array(1, np.float32), "less": np.array(-0.5, np.float32)}
+    read = {name: array for name, array in numbers.items() if f"{name})" in made or f"({name}" in made or name == "w"}
+    body = f"m = ReduceMean<axes = [1]>(x) {made} y = MatMul(z, w)"
+    found = changes_units(inferred(models.model(f"g (float[8,3] x) => (float y) {{ {body} }}", read)))
+    assert {"m", "z"} <= {str(node.outputs[0].name) for node in found}
+
+
+@pytest.mark.parametrize(
     "body",
     [
         "d = Sub(x, mean) z = Div(d, std) h = MatMul(z, w) y = Relu(h)",  # a picture
         "z = Mul(x, g) h = MatMul(z, w) y = Relu(h)",  # a gate, no figure of a sample
         "h = MatMul(x, w) u = Mul(h, std) y = Add(u, mean)",  # a picture again
+        "a = ReduceMean<axes = [1]>(x) z = Mul(x, a) h = MatMul(z, w) y = Relu(h)",  # a gate of its own
+        "a = ReduceMean<axes = [1]>(x) z = Add(x, a) h = MatMul(z, w) y = Relu(h)",  # nothing is taken off
         "a = ReduceMean<axes = [1]>(x) y = Sub(x, a)",  # no layer
         "h = MatMul(x, w) a = ReduceMean<axes = [1]>(h) y = Sub(h, a)",  # of features
         "r = Relu(x) d = Sub(r, far) z = Div(d, units) h = MatMul(z, w) y = Relu(h)",  # of features, too

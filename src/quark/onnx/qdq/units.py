@@ -223,7 +223,8 @@ def _by_sample(model: ir.Model, front: set[ir.Node], behind: set[ir.Node]) -> se
         if node in front and any(_is_measured(value) or value.producer() in measured for value in _given(node)):
             measured.add(node)
         figures = [value for value in _given(node) if _is_figure(value, node, front)]
-        if figures and ((node in measured and node in leads) or node in behind):
+        normalizes = node in measured and node in leads and any(_normalizes(value, node) for value in figures)
+        if figures and (normalizes or node in behind):
             found |= {node, *_makers(figures)}
         elif node in behind and node.op_type in _AFFINE and any(one.producer() in found for one in _given(node)):
             found.add(node)
@@ -253,6 +254,23 @@ def _is_figure(value: ir.Value, node: ir.Node, front: set[ir.Node]) -> bool:
     other = node.inputs[1 - list(node.inputs).index(value)]
     divides = node.op_type == "Div" and value is node.inputs[1]
     return _computed(value, front) and (divides or _is_spread(_sizes(value), _sizes(other)))
+
+
+def _normalizes(figure: ir.Value, node: ir.Node) -> bool:
+    """Whether a node takes a figure off or divides by it, perhaps as a sum or product with its inverse; a gate does
+    not."""
+    return node.op_type in ("Div", "Sub") or any(_inverts(maker, node.op_type) for maker in _makers([figure]))
+
+
+def _inverts(node: ir.Node, joined: str) -> bool:
+    """Whether a node makes the inverse of a figure for a sum (``Add``) or for a product (``Mul``)."""
+    if joined == "Add":
+        return node.op_type == "Neg"
+    if node.op_type == "Pow":
+        exponent = constant_array(node.inputs[1])
+        return exponent is None or bool((exponent < 0).any())
+    divides = node.op_type == "Div" and not is_constant(node.inputs[1])
+    return divides or node.op_type in ("Exp", "Reciprocal")
 
 
 def _computed(value: ir.Value, front: set[ir.Node]) -> bool:
