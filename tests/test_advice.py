@@ -194,7 +194,10 @@ def test_what_no_quick_recipe_mends_ends_in_auto(
 ) -> None:
     monkeypatch.setattr(verdict, "SQNR", (200.0, 300.0))  # dB that nothing reaches
     monkeypatch.setattr(verdicts, "SECONDS", 0.0)
-    line = advised([*written(tmp_path, LAYERS, **weights()), "-p", preset], "quark auto", capsys)
+    text = LAYERS.replace("b = Relu", "[relu] b = Relu")
+    words = [*written(tmp_path, text, **weights()), "-p", preset, "--exclude", "relu"]
+    line = advised(words, "quark auto", capsys)
+    assert "--exclude relu" in line
     assert f"--for {purpose} -o {tmp_path / 'q.auto.onnx'}" in line
     assert run_again(f"{line} --minutes 0.02") in (0, 3)
     assert (tmp_path / "q.auto.onnx").is_file()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from quark.measure.answers import Answers, kind_of, update
+from quark.measure.channels import Channels
 from quark.measure.detections import layout_of, read
+from quark.measure.distance import Distance
+from quark.report.verdict import judge
 
 
 def rng() -> np.random.Generator:
@@ -330,3 +335,55 @@ def test_detections_and_maps_of_what_is_there_are_no_signals(output: np.ndarray,
     for _ in range(2):
         update(answers, {"y": output}, {"y": output})
     assert answers["y"].kind == kind
+
+
+# ---- channels --------------------------------------------------------------------------------------------------------
+
+
+def figures(*shape: int, axis: int) -> np.ndarray:
+    """Pressure, temperature and humidity along an axis."""
+    middle, wide = (np.array(one).reshape([-1] + [1] * (len(shape) - 1 - axis)) for one in ((1e5, 280, 0), (1e3, 9, 1)))
+    return (middle + wide * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((40, 3), 1), ((1, 3, 20), 1), ((1, 20, 3), 2), ((1, 3, 8, 8), 1)])
+def test_one_channel_of_an_output_that_has_lost_all_is_told(shape: tuple[int, ...], axis: int) -> None:
+    """Humidity is a constant, at 90 dB over all; in every other channel, and in all, noise stays below."""
+    x, found = figures(*shape, axis=axis), Answers()
+    lost = x.copy()
+    lost[(slice(None),) * axis + (2,)] = 0
+    for value, channel in ((x, None), (x * 1.0001, None), (lost, 2)):
+        found, distance = Answers(), Distance()
+        for _ in range(2):
+            found.update(x, value)
+            distance.update(x, value)
+        judged = judge("y", distance, found)
+        assert found.kind == ("classes" if len(shape) == 2 else "values") and distance.sqnr > 60
+        assert (judged.level, "its channel 2 is lost" in judged.reason) == (
+            (2, False) if channel is None else (1, True)
+        )
+        if channel is not None:
+            assert found.channels.lost is not None and found.channels.lost[1] == pytest.approx(0, abs=1)
+
+
+def test_logits_that_hardly_move_are_no_figures() -> None:
+    """One class is hardly told from its mean; which one wins is what counts."""
+    x, found = one_hot_logits(np.arange(40) % 3, 4).astype(np.float32), Answers()
+    found.update(x, x + np.array([0, 0, 0, 0.3], np.float32))
+    assert found.kind == "classes" and found.channels.lost is not None and found.lost_channel is None
+
+
+@pytest.mark.parametrize("last", [lambda x: 0 * x + 7, lambda x: 1e4 + 1e-3 * x], ids=["never", "hardly"])
+def test_a_channel_that_does_not_move_and_few_values_say_nothing(last: Any) -> None:
+    x = np.random.default_rng(1).standard_normal((40, 3)).astype(np.float32)
+    x[:, 2] = last(x[:, 2])
+    y = x.copy()
+    y[:, 2] += 0.001
+    found = Channels()
+    found.update(x, y)
+    assert found.lost is None
+    few, shapes = Channels(), Channels()
+    few.update(figures(15, 3, axis=1), np.zeros((15, 3), np.float32))
+    for count in (3, 4):
+        shapes.update(figures(40, 3, axis=1)[:, :count], np.zeros((40, min(count, 3)), np.float32))
+    assert few.lost is None and shapes.lost is not None

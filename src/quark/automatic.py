@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ def auto(
     ledger: str | os.PathLike[str] | None = None,
     workers: int = 1,
     custom_ops: str | os.PathLike[str] | None = None,
+    exclude: Sequence[str] = (),
 ) -> OnnxOutcome | TorchOutcome:
     """Try what an expert would try, choose, and judge the winner on samples that decided nothing.
 
@@ -45,6 +46,7 @@ def auto(
             model, the samples, and the name and code of ``metric`` (not to what that calls).
         workers: recipes of an ONNX model that are compared at once, in processes.
         custom_ops: a library with custom operators of an ONNX model, or a folder of some.
+        exclude: nodes of an ONNX model that stay in float, by name or ``^regular expression``.
 
     Returns:
         The outcome: ``solved``, ``winner``, ``trials``, ``reported``, ``notes``.
@@ -60,11 +62,13 @@ def auto(
     }
     wanted["ledger"] = None if ledger is None else Path(ledger)
     if isinstance(model, (str, os.PathLike)) and not Path(model).is_dir():
-        own = {"purpose": purpose or "cpu", "workers": workers}
+        own: dict[str, Any] = {"purpose": purpose or "cpu", "workers": workers, "exclude": tuple(exclude)}
         own["libraries"] = None if custom_ops is None else os.fspath(custom_ops)
         return _onnx(Path(model), samples, output, {**own, **wanted})
     if custom_ops is not None:
         raise ConfigError(f"custom_ops is {str(custom_ops)!r}: operators of one's own are for ONNX models")
+    if exclude:
+        raise ConfigError(f"exclude is {list(exclude)}: it names nodes of ONNX models")
     if workers != 1:
         raise ConfigError(f"workers is {workers}: a torch model is quantized in place, one trial after the other")
     return _torch(model, samples, output, {"purpose": purpose or "transformers", **wanted})

@@ -126,6 +126,35 @@ def test_float_is_the_answer_where_nothing_is_faster_but_never_for_an_npu(
     assert found.winner.choice is not None
 
 
+def test_where_every_preset_is_slower_float_stays_and_more_time_is_not_advised(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OnnxSearch, "speed", lambda self, trial: 0.5)
+    monkeypatch.setattr(OnnxSearch, "within", lambda self, trial, answers: False)
+    line = ["auto", str(folder / "model.onnx"), "-o", str(tmp_path / "best.onnx"), "--minutes", "0.2"]
+    assert main([*line, "--data", str(folder / "samples.npz"), "--exclude", "/body/body.4/body.4.0/Conv"]) == 3
+    told = capsys.readouterr().out
+    assert "nothing to win in time" in told and "--for size" in told and "--minutes 10" not in told
+    assert "--exclude /body/body.4/body.4.0/Conv" in told.splitlines()[-1]
+    assert b"QuantizeLinear" not in (tmp_path / "best.onnx").read_bytes()
+
+
+def test_what_is_excluded_stays_float_in_every_trial_and_in_the_recipe(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    samples = ["--data", str(folder / "samples.npz"), "--for", "npu", "--minutes", "0", "--drop", "90%"]
+    ledger = ["--ledger", str(tmp_path / "l.json")]
+    for name, excluded in (("all", []), ("part", ["--exclude", "/body/body.4/body.4.0/Conv"])):
+        out = tmp_path / f"{name}.onnx"
+        assert main(["auto", str(folder / "model.onnx"), "-o", str(out), *samples, *excluded]) in (0, 3)
+        assert main(["onnx", "explain", str(out), "/body/body.4/body.4.0/Conv"]) == 0
+        assert ("Conv '/body/body.4/body.4.0/Conv': float" in capsys.readouterr().out) == bool(excluded)
+    assert "exclude:\n- /body/body.4/body.4.0/Conv" in (tmp_path / "part.recipe.yaml").read_text()
+    assert main(["auto", str(folder / "model.onnx"), "-o", str(out), *samples, *ledger, "--overwrite"]) in (0, 3)
+    again = ["auto", str(folder / "model.onnx"), "-o", str(out), *samples, *ledger, *excluded, "--overwrite"]
+    assert main(again) == 1, "the ledger of another question"
+
+
 def test_goals_that_cannot_be_meant() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'npu'"):
         OnnxGoal("npus")

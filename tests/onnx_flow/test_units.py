@@ -34,6 +34,11 @@ def series(seed: int) -> dict[str, np.ndarray]:
     return {"x": models.normal(1, 24, 4, seed=seed) * WIDE + MEAN}
 
 
+def rows(seed: int) -> dict[str, np.ndarray]:
+    """Each row of a size of its own, the last one the smallest."""
+    return {"x": models.normal(1, 24, 4, seed=seed) * np.exp(-np.arange(24, dtype=np.float32))[:, None]}
+
+
 def diffusion(seed: int) -> dict[str, np.ndarray]:
     sigma = np.float32(np.exp(np.random.default_rng(seed).uniform(-5, 4)))
     return {"x": models.normal(1, 4, 8, 8, seed=seed) * np.sqrt(sigma**2 + 1), "sigma": np.full((1, 1, 1, 1), sigma)}
@@ -59,6 +64,13 @@ GRAPHS: dict[str, tuple[str, dict[str, np.ndarray], Callable[[int], dict[str, np
         {"eps": np.array(1e-5, np.float32), "w": models.normal(24, 16, scale=0.2), "v": models.normal(16, 6)},
         series,
         10,
+    ),
+    "rows": (
+        """g (float[1,24,4] x) => (float[1,24,4] y) {
+            z = LayerNormalization(x, g) h = MatMul(z, w) r = Relu(h) y = MatMul(r, v) }""",
+        {"g": np.ones(4, np.float32), "w": models.normal(4, 32, scale=0.3), "v": models.normal(32, 4)},
+        rows,
+        15,
     ),
     "places": (
         f"""g (float[1,4,8,8] x) => (float[1,4,8,8] y) {{
@@ -136,23 +148,30 @@ def test_rows_of_a_table_are_no_mask() -> None:
     assert "w" in plan.tensors and "x" not in plan.tensors
 
 
+MEASURED = "m = ReduceMean<axes = [1]>(x)"
+
+
 @pytest.mark.parametrize(
     "made",
     [
-        "z = Sub(x, m)",
-        "z = Div(x, m)",
-        "n = Neg(m) z = Add(x, n)",
-        "i = Reciprocal(m) z = Mul(x, i)",
-        "i = Div(one, m) z = Mul(x, i)",
-        "i = Pow(m, less) z = Mul(x, i)",
-        "l = Log(m) n = Neg(l) i = Exp(n) z = Mul(x, i)",  # trained exponents: PCEN
+        f"{MEASURED} z = Sub(x, m)",
+        f"{MEASURED} z = Div(x, m)",
+        f"{MEASURED} n = Neg(m) z = Add(x, n)",
+        f"{MEASURED} i = Reciprocal(m) z = Mul(x, i)",
+        f"{MEASURED} i = Div(one, m) z = Mul(x, i)",
+        f"{MEASURED} i = Pow(m, less) z = Mul(x, i)",
+        f"{MEASURED} l = Log(m) n = Neg(l) i = Exp(n) z = Mul(x, i)",  # trained exponents: PCEN
+        "m = Relu(x) z = LayerNormalization(m, g)",  # small rows were nothing: 0 dB
+        "m = Relu(x) z = MeanVarianceNormalization<axes = [1]>(m)",
+        "m = Relu(x) z = LpNormalization(m)",
     ],
 )
 def test_forms_of_a_normalization(made: str) -> None:
     numbers = {"w": models.normal(3, 3), "one": np.array(1, np.float32), "less": np.array(-0.5, np.float32)}
+    numbers["g"] = np.ones(3, np.float32)
     read = {name: array for name, array in numbers.items() if f"{name})" in made or f"({name}" in made or name == "w"}
-    body = f"m = ReduceMean<axes = [1]>(x) {made} y = MatMul(z, w)"
-    found = changes_units(inferred(models.model(f"g (float[8,3] x) => (float y) {{ {body} }}", read)))
+    text = f"g (float[8,3] x) => (float y) {{ {made} y = MatMul(z, w) }}"
+    found = changes_units(inferred(models.model(text, read, 17)))
     assert {"m", "z"} <= {str(node.outputs[0].name) for node in found}
 
 

@@ -50,6 +50,7 @@ def command(asked: Auto) -> str:
     told: dict[str, Any] = {"for": asked.goal, "metric": asked.metric, "labels": asked.labels, "drop": asked.drop}
     told |= {"minutes": f"{asked.minutes:g}", "ledger": asked.ledger, "custom-ops": asked.custom_ops}
     told |= {"seq-len": asked.seq_len} if folder else {"workers": asked.workers if asked.workers != 1 else None}
+    words += [word for name in asked.exclude for word in ("--exclude", name)]
     words += [word for name, value in told.items() if value is not None for word in (f"--{name}", str(value))]
     return shlex.join(words if folder else [*words, "--overwrite"])
 

@@ -98,7 +98,7 @@ def _goal(request: Auto) -> OnnxGoal:
     own = None if request.metric is None or is_name(request.metric) else request.metric
     seconds, drop = 60 * request.minutes, parse_drop(request.drop)
     kept = OnnxGoal(request.goal, drop, own_metric(own), seconds, request.ledger, digest_of(own))
-    return replace(kept, workers=request.workers, libraries=request.libraries)
+    return replace(kept, workers=request.workers, libraries=request.libraries, exclude=request.exclude)
 
 
 def _labelled(goal: OnnxGoal, request: Auto, name: str, samples: Any) -> OnnxGoal:
@@ -130,6 +130,8 @@ def _recipe(found: OnnxOutcome, request: Auto) -> str:
         values["options"] = dict(choice.options)
     if config.algorithms:
         values["algorithms"] = [one.to_dict() for one in config.algorithms]
+    if choice.exclude:
+        values["exclude"] = list(choice.exclude)
     if choice.layers:
         values["layers"] = dict(choice.layers)
     values["calibrate"] = "half"
@@ -222,6 +224,7 @@ def _next(request: Auto, found: OnnxOutcome) -> tuple[str, ...]:
     if told := again(request, found, _lost(found), parse_drop(request.drop) or DROP):
         return (told,)
     words = ["quark", "onnx", "search", model, *samples, "--target", "sqnr>=20", "-o", "plan.yaml"]
+    words += [word for name in request.exclude for word in ("--exclude", name)]
     words += [] if own is None else ["--set", f"{LIBRARIES}={own}"]
     return (f"find the layers that need more bits: {shlex.join(words)}",)
 

@@ -266,6 +266,7 @@ class Auto(WithOperators):
     drop: Drop = None
     minutes: Annotated[float, typer.Option(min=0.0, help="Time for all trials.")] = 10.0
     seq_len: Annotated[int, typer.Option(min=2, max=COUNT, help="Folders: tokens per window.")] = 512
+    exclude: Exclude = ()
     ledger: LedgerPath = None
     workers: Workers = 1
     backend: Backend = None

@@ -83,6 +83,7 @@ def _data(request: Auto) -> Path:
         raise ConfigError("--labels is for ONNX models; for a torch model write a function: --metric FILE.py:FUNCTION")
     other = source_words(replace(request.source, data=None, samples=None))
     other += ["--workers"] if request.workers != 1 else []
+    other += ["--exclude"] if request.exclude else []
     other += ["--custom-ops"] if request.custom_ops is not None else []
     if other:
         raise ConfigError(

@@ -48,6 +48,7 @@ from quark.report.verdict import (
     speed_line,
     worst,
 )
+from quark.search.target import check_reachable
 
 LEAST, SECONDS = 10.0, 60.0
 """Time for attempts, where the first result is not good: as long as that took, but within these bounds."""
@@ -89,16 +90,20 @@ def parse_bound(text: str) -> Bound:
     """``sqnr=20``.
 
     Raises:
-        ConfigError: no metric and number, or an unknown metric.
+        ConfigError: no metric and number, an unknown metric, or a value that it never has.
     """
     match = _BOUND.match(text)
     if match is None:
         raise ConfigError(f"--fail-under {text!r}: write a metric, = and a number, as in 'sqnr=20'")
     check_name("metric of --fail-under", match[1], METRICS)
     try:
-        return Bound(match[1], float(match[2]))
-    except ValueError as error:
-        raise ConfigError(f"--fail-under {text!r}: {match[2]!r} is not a number") from error
+        value = float(match[2])
+    except ValueError:
+        value = math.nan
+    if isnan(value):
+        raise ConfigError(f"--fail-under {text!r}: {match[2]!r} is not a number")
+    check_reachable(f"--fail-under {text!r}", match[1], value)
+    return Bound(match[1], value)
 
 
 def with_typed(config: QuantizationConfig, exclude: Sequence[str], layout: str | None) -> QuantizationConfig:
@@ -247,6 +252,7 @@ def longer(subject: Subject, choice: Choice) -> str:
     purpose = "npu" if "npu" in hardware else "cpu" if static else "size"
     place = output.with_name(f"{output.stem}.auto{output.suffix}")
     words = ["quark", "auto", str(subject.model), *subject.source, "--for", purpose, "-o", str(place)]
+    words += [word for name in subject.exclude for word in ("--exclude", name)]
     words += [] if subject.libraries is None else ["--custom-ops", str(subject.libraries)]
     return f"try everything, with more bits where they help: {shlex.join(words)}"
 

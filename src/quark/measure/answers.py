@@ -30,6 +30,7 @@ import numpy as np
 
 from quark.dataclass import dataclass
 from quark.measure.boxes import COORDINATES, form_of, likelier, matched
+from quark.measure.channels import Channels
 from quark.measure.logits import Reading, reading_of
 from quark.measure.score import groups_of
 from quark.measure.signals import is_signal
@@ -79,6 +80,7 @@ class Answers:
         inside: all values of the first sample are in 0..1; scores that leave it later, or are often high in the samples
             together, were none.
         high, seen: of them, the confident values so far, and all.
+        channels: whether one of them has lost all.
     """
 
     kind: Kind | None = None
@@ -89,6 +91,7 @@ class Answers:
     inside: bool = False
     high: int = 0
     seen: int = 0
+    channels: Channels = field(default_factory=Channels)
 
     def update(self, reference: np.ndarray, value: np.ndarray, pair: tuple[Outputs, Outputs] = ({}, {})) -> None:
         """Add one sample's output of the float model and of the other; ``pair``: all outputs, for ``detected``."""
@@ -108,6 +111,7 @@ class Answers:
             counted = together.tally(*pair) if together else _COUNTED[self.kind](reference, value)
         self.kept.append(counted[0])
         self.total.append(counted[1])
+        self.channels.update(reference, value)
 
     def _still(self, reference: np.ndarray) -> bool:
         """Whether what looked like detections still does; a distribution with a background is seldom high anyway."""
@@ -133,6 +137,13 @@ class Answers:
             return ()
         rest = [(kept.sum() - kept[group].sum(), total.sum() - total[group].sum()) for group in groups_of(len(total))]
         return tuple(float(one / count) for one, count in rest) if all(count > 0 for _, count in rest) else ()
+
+    @property
+    def lost_channel(self) -> tuple[int, float] | None:
+        """The channel of values that has lost all, and its SQNR about its mean, dB; so of what looks like logits, but
+        of which one is the highest everywhere: figures in units of their own."""
+        figures = self.kind == "values" or (self.kind == "classes" and not self.inside and self.channels.alone)
+        return self.channels.lost if figures else None
 
     @property
     def few(self) -> bool:

@@ -62,6 +62,8 @@ NEAREST = 0.5
 """The part of the time that the nearest preset gets first, where nothing is within the tolerance."""
 PROBES = 0.25
 """The part of the time of a preset that comparing recipes on few samples may take."""
+SLOWER = "the presets that it could help are slower than the float model"
+"""Why a recipe was not tried: more time would not help."""
 SAME = 0.03
 """A trial that is not faster than the float model by this part wins nothing in time."""
 
@@ -72,10 +74,11 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
     goal: OnnxGoal
 
     def __init__(self, model: Path, samples: Split, goal: OnnxGoal, folder: Path, tell: Callable[[str], None]) -> None:
-        super().__init__(goal, partial(identity_of, model, samples), tell)
+        super().__init__(goal, partial(identity_of, model, samples, goal.exclude), tell)
         self.model, self.samples, self.folder = model, samples, folder
         self.pace: dict[str, float] = {}
         self.same: dict[str, str] = {}
+        self.slow = set[str]()  # presets that are slower than the float model
         self.probes = 0.0
         self.float_score = None if goal.metric is None else self._of_float(goal.metric)
         self.situation = Situation(frozenset(describe(model).operators), (), goal.purpose == "npu")
@@ -311,7 +314,8 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
         if self.clock.left - looks < end:
             return
         few = list(islice(self.samples.fit, TRIED))
-        values = {"preset": best.choice.preset, "options": dict(best.choice.options)}
+        own = best.choice
+        values = {"preset": own.preset, "options": dict(own.options), "exclude": list(own.exclude)}
         try:
             study = estimate(self.model, values, few, [best.choice.preset])
         except QuarkError as error:
@@ -338,6 +342,7 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
                 base, pace = tuned, quicker
         if pace > 1 - SAME:
             return base
+        self.slow.add(base.choice.preset if base.choice else "")
         self.notes.append(f"{base.name} is slower than the float model, so no recipe was tried on it")
         return None
 
@@ -351,13 +356,20 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
         feed = next(iter(self.samples.choose))
         models: dict[str, Any] = {"float": self.model} | {str(k): one.path for k, one in enumerate(trials)}
         found = median_seconds(models, feed, seconds, libraries=self.goal.libraries)
-        stays = OnnxTrial("float", None, bytes=file_bytes(self.model), seconds=found["float"], path=self.model)
-        return [stays, *(replace(one, seconds=found[str(k)]) for k, one in enumerate(trials))]
+        return [self._float(found["float"]), *(replace(one, seconds=found[str(k)]) for k, one in enumerate(trials))]
+
+    def _float(self, seconds: float = math.nan) -> OnnxTrial:
+        """The float model as a trial."""
+        return OnnxTrial("float", None, bytes=file_bytes(self.model), seconds=seconds, path=self.model)
 
     def proved(self, winner: OnnxTrial, good: Sequence[OnnxTrial]) -> OnnxOutcome:
         """The outcome: the fastest or smallest, where that counts; judged on the reporting samples."""
         value, notes = None if self.float_score is None else self.float_score.value, [*self.notes, *self.samples.notes]
         outcome = OnnxOutcome(winner, bool(good), self.trials, None, value, notes=notes, untried=self._untried())
+        if self.slow and not good and all(one.choice.preset in self.slow for one in self.trials if one.choice):
+            outcome.notes.append("every preset is slower than the float model here: nothing to win in time")
+            outcome.winner = self._float()
+            return outcome
         if not good or self.goal.row.cost == "rank":
             return self._reported(outcome)
         stays, *timed = self.timed([self.with_file(one) for one in good if not one.same], self.timing)
@@ -388,6 +400,7 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
             fits = [one for one in map(self.goal.base, dict.fromkeys(presets)) if recipe.applies(self.situation, one)]
             same = next((self.same[name] for one in fits if (name := recipe.change(one).name) in self.same), None)
             why = late if fits else "its condition does not hold for this model and these presets"
+            why = SLOWER if fits and all(one.preset in self.slow for one in fits) else why
             why = why if same is None else f"{late}, and on few samples its model is that of {same}"
             found.append((recipe.name, why))
         return found

@@ -33,12 +33,14 @@ class Choice:
         options: as ``--set``.
         algorithms: as ``--algorithm``, in order.
         layers: what single layers get, as in a configuration file.
+        exclude: nodes that stay in float, as there; they belong to the model and are in no name.
     """
 
     preset: str
     options: Mapping[str, Any] = field(default_factory=dict)
     algorithms: tuple[str, ...] = ()
     layers: Mapping[str, str] = field(default_factory=dict)
+    exclude: tuple[str, ...] = ()
 
     def config(self) -> QuantizationConfig:
         """The configuration that it stands for.
@@ -46,7 +48,7 @@ class Choice:
         Raises:
             ConfigError: an unknown preset or algorithm.
         """
-        config = config_of({"preset": self.preset, "layers": dict(self.layers)})
+        config = config_of({"preset": self.preset, "layers": dict(self.layers), "exclude": list(self.exclude)})
         return with_algorithms(config, self.options, self.algorithms)
 
     @property

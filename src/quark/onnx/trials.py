@@ -56,6 +56,7 @@ class OnnxGoal(Goal):
         reporting: the metric on the samples that decide nothing, where it knows parts.
         libraries: files with the model's custom operators.
         workers: recipes that are compared at once; processes, or what joblib is set to.
+        exclude: nodes that stay in float whatever is tried.
     """
 
     PURPOSES = PURPOSES
@@ -64,6 +65,7 @@ class OnnxGoal(Goal):
     reporting: Callable[[str], Any] | None = None
     libraries: Libraries = None
     workers: int = 1
+    exclude: tuple[str, ...] = ()
 
     @property
     def row(self) -> Purpose:
@@ -72,7 +74,8 @@ class OnnxGoal(Goal):
 
     def base(self, preset: str) -> Choice:
         """A preset, as this model is quantized with it."""
-        return Choice(preset, {} if self.libraries is None else {LIBRARIES: self.libraries})
+        own = {} if self.libraries is None else {LIBRARIES: self.libraries}
+        return Choice(preset, own, exclude=self.exclude)
 
 
 @dataclass(frozen=True)
@@ -126,13 +129,14 @@ class OnnxOutcome(Outcome[OnnxTrial]):
     reported_values: tuple[Score, Score] | None = None
 
 
-def identity_of(model: Path, samples: Split) -> dict[str, str]:
-    """What a ledger belongs to: the model, the samples, what computes."""
+def identity_of(model: Path, samples: Split, exclude: Sequence[str]) -> dict[str, str]:
+    """What a ledger belongs to: the model and what of it stays in float, the samples, what computes."""
     digest = b""
     for part in (samples.fit, samples.choose, samples.report or ()):
         for feed in part:
             digest = fingerprint.of_arrays(feed, digest)
-    return {"model": fingerprint.of_model(files.load(model)), "data": digest.hex(), **fingerprint.releases()}
+    kept = {"exclude": " ".join(exclude)} if exclude else {}
+    return {"model": fingerprint.of_model(files.load(model)), "data": digest.hex(), **kept, **fingerprint.releases()}
 
 
 def entry_of(trial: OnnxTrial, proposals: Sequence[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quark.dataclass import dataclass
@@ -115,7 +116,7 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
     if share is None or answers is None:
         few = answers is not None and answers.few
         said = f"SQNR of {name} {decibels(sqnr)}{', too few answers to count' if few else ''}"
-        return Judged(name, by_energy, said, sqnr, sqnr)
+        return _of_channels(Judged(name, by_energy, said, sqnr, sqnr), answers)
     if answers.kind in ("scores", "boxes", "labels"):
         level = _level(share, KEPT)
     else:
@@ -123,7 +124,16 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
     error = "" if math.isnan(answers.error) else f" ± {100 * answers.error:.1f}"
     said = f"{name} keeps {100 * share:.1f}{error} % of the float model's {_WORDS[str(answers.kind)]}"
     reason = f"{said}, SQNR {decibels(sqnr)}" if distance.count else said
-    return Judged(name, level, reason, share, sqnr, answers.without)
+    return _of_channels(Judged(name, level, reason, share, sqnr, answers.without), answers)
+
+
+def _of_channels(found: Judged, answers: Answers | None) -> Judged:
+    """An output one of whose channels has lost all is not good, whatever the others keep."""
+    lost = None if answers is None else answers.lost_channel
+    if lost is None:
+        return found
+    said = f"{found.reason}, but its channel {lost[0]} is lost: {decibels(lost[1])} about its mean"
+    return replace(found, level=min(found.level, 1), reason=said)
 
 
 def _by_classes(by_energy: int, share: float, answers: Answers) -> int:

@@ -17,6 +17,9 @@ from quark.search.values import BUDGETS
 
 #: Metrics that need no function: name -> whether more is better.
 METRICS = {"sqnr": True, "psnr": True, "cosine": True, "mse": False, "kl": False, "perplexity": False}
+#: The least and the largest value of metrics that have one; ``kept`` is a share.
+RANGES = {"cosine": (-1.0, 1.0), "kept": (0.0, 1.0), "mse": (0.0, math.inf), "kl": (0.0, math.inf)}
+RANGES["perplexity"] = (1.0, math.inf)
 _WRITTEN = re.compile(r"^\s*([A-Za-z_][\w.-]*)\s*(>=|<=)\s*(\S+)\s*$")
 
 
@@ -48,6 +51,18 @@ class Target:
         return f"{self.metric} {'>=' if self.least else '<='} {self.value:g}"
 
 
+def check_reachable(said: str, metric: str, value: float) -> None:
+    """Refuse a bound that says nothing or that no model meets; ``said``: as it was typed, with its option.
+
+    Raises:
+        ConfigError: the range of the metric.
+    """
+    least, largest = RANGES.get(metric, (-math.inf, math.inf))
+    if not least <= value <= largest:
+        allowed = f"from {least:g} to {largest:g}" if math.isfinite(largest) else f"{least:g} or more"
+        raise ConfigError(f"{said}: {metric} is {allowed}, and never {value:g}")
+
+
 def parse_target(text: str, known: Iterable[str], function: bool = False) -> Target:
     """The target that ``text`` writes.
 
@@ -57,7 +72,8 @@ def parse_target(text: str, known: Iterable[str], function: bool = False) -> Tar
         function: whether the user gave a function, whose metric may have any name.
 
     Raises:
-        ConfigError: no metric, sign and number; an unknown metric; the side on which the metric is worse.
+        ConfigError: no metric, sign and number; an unknown metric; the side on which the metric is worse; a value that
+            it never has.
     """
     found, names = _WRITTEN.match(text), sorted(known)
     if found is None:
@@ -79,6 +95,8 @@ def parse_target(text: str, known: Iterable[str], function: bool = False) -> Tar
         right = ">=" if METRICS[metric] else "<="
         side = "larger" if METRICS[metric] else "smaller"
         raise ConfigError(f"--target {text!r}: {metric} is better when it is {side}; write {metric}{right}{number}")
+    if not function:
+        check_reachable(f"--target {text!r}", metric, value)
     return Target(metric, least, value)
 
 

@@ -4,6 +4,7 @@
     layer → Mul(deviation) → Add(mean) → y              the same backwards
     x → Sub(mean of x) → Div(deviation of x) → layer    every sample in units of its own
     x, sigma → Mul(1 / sqrt(sigma² + 1)) → layer        the same, of an input beside it
+    x → LayerNormalization → layer                      the same as one operator
     x → Div(smoothed x) → layer                         every place in units of its own, as gain control does
     layer → Mul(deviation of x) → Add(mean of x) → y    and backwards
     x → layer, layer → y                                weights that hold all this themselves
@@ -40,6 +41,18 @@ _WEIGHTS = {"Conv": (0, 1), "Gemm": (1, 0), "MatMul": (1, 0)}
 _WEIGHT_LIMIT, _CHANNELS = 1 << 22, 64
 _AFFINE = frozenset(["Add", "BatchNormalization", "Div", "Mul", "Sub"])
 _SIZE_LIMIT = 1 << 16
+#: Operators that normalize by figures of their own.
+_NORMS = frozenset(
+    [
+        "GroupNormalization",
+        "InstanceNormalization",
+        "LayerNormalization",
+        "LpNormalization",
+        "MeanVarianceNormalization",
+        "RMSNormalization",
+        "SimplifiedLayerNormalization",
+    ]
+)
 
 
 def changes_units(model: ir.Model) -> set[ir.Node]:
@@ -223,8 +236,10 @@ def _by_sample(model: ir.Model, front: set[ir.Node], behind: set[ir.Node]) -> se
         if node in front and any(_is_measured(value) or value.producer() in measured for value in _given(node)):
             measured.add(node)
         figures = [value for value in _given(node) if _is_figure(value, node, front)]
-        normalizes = node in measured and node in leads and any(_normalizes(value, node) for value in figures)
-        if figures and (normalizes or node in behind):
+        ahead = node in measured and node in leads
+        if ahead and node.op_type in _NORMS:
+            found |= {node, *_makers(_given(node))}
+        elif figures and (node in behind or (ahead and any(_normalizes(value, node) for value in figures))):
             found |= {node, *_makers(figures)}
         elif node in behind and node.op_type in _AFFINE and any(one.producer() in found for one in _given(node)):
             found.add(node)
