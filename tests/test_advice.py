@@ -82,7 +82,7 @@ def test_what_gains_less_than_half_a_decibel_is_not_offered(
 
 
 def test_a_model_that_stays_in_float_says_so_and_how_to_quantize_it_all_the_same(
-    tmp_path: Path, capsys: Capture
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of it is faster in integers: no coverage line told so, and small ones were slower than float."""
     kernels = {f"w{k}": models.normal(4, 4 if k else 3, 3, 3, scale=0.2, seed=k) for k in range(4)}
@@ -98,6 +98,11 @@ def test_a_model_that_stays_in_float_says_so_and_how_to_quantize_it_all_the_same
     line = next(line for line in said if "FloatWhereFaster=False" in line)
     assert run_again(line) == 0
     assert "coverage  quantized: 100 %" in capsys.readouterr().out
+    monkeypatch.setattr("quark.onnx.tuned_speed._chosen", lambda seconds: "all in float")
+    monkeypatch.setattr("quark.onnx.tuned_speed.SECONDS", 0.0)  # whatever is measured
+    assert main([*words, "--tune-speed"]) == 0
+    told = capsys.readouterr().out
+    assert "all layers: TuneSpeed" in told and "FloatWhereFaster: " not in told, "its clock decided, not the table"
 
 
 def test_a_larger_file_ends_in_a_smaller_one_or_in_the_float_model(tmp_path: Path, capsys: Capture) -> None:

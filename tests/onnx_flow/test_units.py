@@ -36,7 +36,7 @@ def series(seed: int) -> dict[str, np.ndarray]:
 
 def rows(seed: int) -> dict[str, np.ndarray]:
     """Each row of a size of its own, the last one the smallest."""
-    return {"x": models.normal(1, 24, 4, seed=seed) * np.exp(-np.arange(24, dtype=np.float32))[:, None]}
+    return {"x": models.normal(1, 24, 4, seed=seed) * np.exp(5 - 0.4 * np.arange(24, dtype=np.float32))[:, None]}
 
 
 def diffusion(seed: int) -> dict[str, np.ndarray]:

@@ -32,7 +32,7 @@ from quark.onnx.describe import describe, file_bytes, largest_constant
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import is_float16, on_cpu
-from quark.onnx.qdq.slower import REASON, all_in_float
+from quark.onnx.qdq.slower import REASON, TUNED, all_in_float
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.recipes import Choice, Situation, with_algorithms
 from quark.onnx.result import Result
@@ -183,7 +183,7 @@ def _coverage(subject: Subject, plan: Plan | None) -> list[Line]:
         shares = subject.shares
         return [coverage_line(shares.integer, shares.stored)] if shares.integer else []
     if all_in_float(plan) and not subject.shares.stored:
-        return [coverage_line(0.0, 0.0, [f"all layers: {REASON}"])]
+        return [coverage_line(0.0, 0.0, [f"all layers: {TUNED if plan.tuned else REASON}"])]
     wanted = {tensor.role for tensor in plan if isinstance(get_format(tensor.spec.format), Int)}
     if not wanted:
         return []
