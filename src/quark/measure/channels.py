@@ -38,9 +38,9 @@ class Channels:
 
     def update(self, reference: np.ndarray, value: np.ndarray) -> None:
         """Add one sample of an output of the float model and of the other; of one without channels nothing."""
-        axis = axis_of(reference) if not self.count else self.axis
+        axis = self.axis if self.count else axis_of(reference)
         sums = None if axis is None else _sums(reference, value, axis)
-        if sums is None or (self.count and np.shape(self.sums) != np.shape(sums[0])):
+        if axis is None or sums is None or (self.count and np.shape(self.sums) != np.shape(sums[0])):
             self.axis = None
             return
         self.axis, self.count = axis, self.count + reference.size // len(sums[0])

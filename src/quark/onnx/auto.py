@@ -30,6 +30,7 @@ from quark.onnx import fingerprint
 from quark.onnx.climb import GOOD, Attempt, Climb, layers_apart
 from quark.onnx.compare import ENDS, compare
 from quark.onnx.describe import describe, file_bytes
+from quark.onnx.forecast import forecast
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import library_files
 from quark.onnx.latency import median_seconds
@@ -442,6 +443,8 @@ def auto(
     Raises:
         ConfigError, DataError, ModelError: nothing can be tried at all.
     """
+    if goal.exclude:  # a name that no node has ends it, too
+        forecast(Config(goal.base(goal.row.bases[0]).config()).compile(), model)
     library_files(goal.libraries)  # what is not there ends the search, and not each of its trials
     with Journal.held(goal.ledger):
         return OnnxSearch(model, samples, goal, folder, tell).found()
