@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quark.measure.answers import Answers, kind_of, update
-from quark.measure.channels import Channels
+from quark.measure.channels import ChannelSums
 from quark.measure.detections import layout_of, read
 from quark.measure.distance import Distance
 from quark.report.verdict import judge
@@ -379,10 +379,10 @@ def test_a_channel_that_does_not_move_and_few_values_say_nothing(last: Any) -> N
     x[:, 2] = last(x[:, 2])
     y = x.copy()
     y[:, 2] += 0.001
-    found = Channels()
+    found = ChannelSums()
     found.update(x, y)
     assert found.lost is None
-    few, shapes = Channels(), Channels()
+    few, shapes = ChannelSums(), ChannelSums()
     few.update(figures(15, 3, axis=1), np.zeros((15, 3), np.float32))
     for count in (3, 4):
         shapes.update(figures(40, 3, axis=1)[:, :count], np.zeros((40, min(count, 3)), np.float32))

@@ -30,7 +30,7 @@ import numpy as np
 
 from quark.dataclass import dataclass
 from quark.measure.boxes import COORDINATES, form_of, likelier, matched
-from quark.measure.channels import Channels
+from quark.measure.channels import ChannelSums
 from quark.measure.logits import Reading, reading_of
 from quark.measure.score import groups_of
 from quark.measure.signals import is_signal
@@ -91,7 +91,7 @@ class Answers:
     inside: bool = False
     high: int = 0
     seen: int = 0
-    channels: Channels = field(default_factory=Channels)
+    channels: ChannelSums = field(default_factory=ChannelSums)
 
     def update(self, reference: np.ndarray, value: np.ndarray, pair: tuple[Outputs, Outputs] = ({}, {})) -> None:
         """Add one sample's output of the float model and of the other; ``pair``: all outputs, for ``detected``."""

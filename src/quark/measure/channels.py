@@ -16,7 +16,7 @@ from quark.dataclass import dataclass
 from quark.numerics.metrics import decibel
 
 MOST = 128
-"""Channels that are told apart: a detector has 85, a vocabulary thousands."""
+"""ChannelSums that are told apart: a detector has 85, a vocabulary thousands."""
 FEWEST = 16
 """Values from which a channel's movement is known."""
 LOST = 3.0
@@ -26,7 +26,7 @@ STILL = 1e-10
 
 
 @dataclass
-class Channels:
+class ChannelSums:
     """Running sums over samples, a number per channel of each."""
 
     axis: int | None = None
