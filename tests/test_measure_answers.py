@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from quark.measure.answers import Answers, kind_of, update
-from quark.measure.channels import ChannelSums
 from quark.measure.detections import layout_of, read
-from quark.measure.distance import Distance
+from quark.measure.distance import ChannelSums, Distance
 from quark.report.verdict import judge
 
 

@@ -48,6 +48,7 @@ from quark.report.verdict import (
     speed_line,
     worst,
 )
+from quark.search.target import check_reachable
 
 LEAST, SECONDS = 10.0, 60.0
 """Time for attempts, where the first result is not good: as long as that took, but within these bounds."""
@@ -91,8 +92,6 @@ def parse_bound(text: str) -> Bound:
     Raises:
         ConfigError: no metric and number, an unknown metric, or a value that it never has.
     """
-    from quark.search.target import check_reachable
-
     match = _BOUND.match(text)
     if match is None:
         raise ConfigError(f"--fail-under {text!r}: write a metric, = and a number, as in 'sqnr=20'")

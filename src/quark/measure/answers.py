@@ -30,7 +30,7 @@ import numpy as np
 
 from quark.dataclass import dataclass
 from quark.measure.boxes import COORDINATES, form_of, likelier, matched
-from quark.measure.channels import ChannelSums
+from quark.measure.distance import ChannelSums
 from quark.measure.logits import Reading, reading_of
 from quark.measure.score import groups_of
 from quark.measure.signals import is_signal

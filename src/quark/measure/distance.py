@@ -4,6 +4,15 @@ Over all samples, with reference values ``x`` and others ``y``:
 
     SQNR   10 log10(Σ x² / Σ (x − y)²), dB        cosine   Σ xy / √(Σ x² Σ y²)
     L2     √Σ (x − y)²                            PSNR     10 log10(max|x|² / mean (x − y)²), dB
+
+and of each channel about its mean, which says whether one of them has lost all though the whole is near:
+
+    10 log10(Σ (x − mean x)² / Σ (x − y)²), dB
+
+A regression of several figures in different units, or a detector's raw boxes, objectness and classes, hold their
+channels in one tensor, whose decibels are those of the largest. A channel that never moves says nothing, nor does one
+that hardly moves beside its own mean: float32 rounds as much. The channels are along axis 1 or the last one, the
+shorter of them, where they are few.
 """
 
 from __future__ import annotations
@@ -90,3 +99,76 @@ def _peak(x: np.ndarray) -> float:
 def _dot(x: np.ndarray, y: np.ndarray) -> float:
     """Without BLAS, whose threads would fight for the cores with those of ONNX Runtime."""
     return float(np.einsum("i,i->", x, y))
+
+
+# ---- channels --------------------------------------------------------------------------------------------------------
+
+MOST = 128
+"""ChannelSums that are told apart: a detector has 85, a vocabulary thousands."""
+FEWEST = 16
+"""Values from which a channel's movement is known."""
+LOST = 3.0
+"""dB about the mean, below which hardly more is left than the mean."""
+STILL = 1e-10
+"""Movement beside the energy of the channel, below which it is rounding."""
+
+
+@dataclass
+class ChannelSums:
+    """Running sums over samples, a number per channel of each."""
+
+    axis: int | None = None
+    count: int = 0
+    sums: np.ndarray | float = 0.0
+    squares: np.ndarray | float = 0.0
+    noise: np.ndarray | float = 0.0
+    highest: np.ndarray | int = 0
+
+    def update(self, reference: np.ndarray, value: np.ndarray) -> None:
+        """Add one sample of an output of the float model and of the other; of one without channels nothing."""
+        axis = self.axis if self.count else axis_of(reference)
+        sums = None if axis is None else _sums(reference, value, axis)
+        if axis is None or sums is None or (self.count and np.shape(self.sums) != np.shape(sums[0])):
+            self.axis = None
+            return
+        self.axis, self.count = axis, self.count + reference.size // len(sums[0])
+        self.sums, self.squares, self.noise = self.sums + sums[0], self.squares + sums[1], self.noise + sums[2]
+        winners = np.moveaxis(reference, axis, 0).reshape(len(sums[0]), -1).argmax(0)
+        self.highest = self.highest + np.bincount(winners, minlength=len(sums[0]))
+
+    @property
+    def alone(self) -> bool:
+        """Whether one channel is the highest everywhere: no class is, that others are compared with."""
+        return self.axis is not None and bool(np.max(self.highest) == self.count)
+
+    @property
+    def lost(self) -> tuple[int, float] | None:
+        """The channel that has lost most and its SQNR about its mean, in dB; None where none has lost all."""
+        if self.axis is None or self.count < FEWEST:
+            return None
+        movement, squares = np.asarray(self.squares - np.square(self.sums) / self.count), np.asarray(self.squares)
+        moving = movement > STILL * squares
+        ratio = np.divide(movement, self.noise, out=np.full(movement.shape, np.inf), where=moving & (self.noise > 0))
+        worst = int(ratio.argmin())
+        found = metrics.decibel(float(movement[worst]), float(np.asarray(self.noise)[worst]))
+        return (worst, found) if moving[worst] and found < LOST else None
+
+
+def axis_of(x: np.ndarray) -> int | None:
+    """The axis of an output's channels: 1 or the last one, the shorter; None where it has none that are few."""
+    if x.dtype.kind != "f" or x.ndim < 2:
+        return None
+    axes = (1,) if x.ndim == 2 else (1, x.ndim - 1)
+    fit = [axis for axis in axes if 2 <= x.shape[axis] <= MOST]
+    return min(fit, key=lambda axis: x.shape[axis], default=None)
+
+
+def _sums(x: np.ndarray, y: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Of each channel: values, their squares, squared errors; None for other shapes, and for what is no number."""
+    if x.shape != y.shape or axis >= x.ndim or not x.size:
+        return None
+    one, other = (np.moveaxis(array, axis, 0).reshape(x.shape[axis], -1).astype(np.float64) for array in (x, y))
+    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        return None
+    squares, noise = (np.einsum("cn,cn->c", array, array) for array in (one, one - other))
+    return one.sum(1), squares, noise
