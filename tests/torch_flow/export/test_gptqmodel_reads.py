@@ -37,6 +37,8 @@ NARROW = {"hidden_size": 96, "num_key_value_heads": 1, "head_dim": 24}  # 24 out
         ("falcon", "int4_wo_32", "awq", r"the gates of falcon"),
         ("gpt_neox", "int4_wo_32", "awq", r"the gates of gpt_neox.*--format quark has it"),
         ("gpt_neox", "int4_wo_32", "gptq", None),
+        ("ctrl", "int4_wo_32", "gptq", r"leaves 'transformer.h.0.ffn.0' float, as all whose name is a number"),
+        ("ctrl", "int4_wo_32", "awq", None),
         ("nanochat", "int4_wo_32", "awq", r"NanoChatModel._init_weights"),
         (
             "siglip_vision_model",

@@ -75,6 +75,8 @@ def of_layer(model: Any, name: str, stack: str | None, format: str) -> str | Non
         return f"has no place for the single experts of {stack!r} in the format {format}, and makes them up at random"
     if format == "gptq" and cls is not nn.Linear:
         return f"leaves {name!r} float, a {cls.__name__}, and makes it up at random (get_layers of optimum)"
+    if format == "gptq" and name.rpartition(".")[2].isdigit():
+        return f"leaves {name!r} float, as all whose name is a number, and makes it up at random (dir of a module)"
     if format == "awq" and name in defaults(model):
         return f"leaves {name!r} float, whatever a file says, and makes it up at random (get_keys_to_not_convert)"
     if layer.out_features % OUTPUTS:
