@@ -281,6 +281,11 @@ def test_what_a_format_does_not_hold_is_told_by_its_flag(format: str) -> None:
     assert said == f"--format '{format}' does not fit this configuration: keys and values must be static"
 
 
+def test_who_does_not_read_a_value_is_still_told() -> None:
+    said = guidance.sentence(ConfigError("vLLM does not read 'mine' yet"), [("--scheme", "mine")])
+    assert said == "--scheme 'mine': vLLM does not read 'mine' yet"
+
+
 def test_a_warning_of_a_command_is_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

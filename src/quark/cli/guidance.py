@@ -151,7 +151,8 @@ def named(said: str, given: Iterable[tuple[str, str]]) -> str:
     """A message with the option whose value it quotes, where it names no option before.
 
     ``unknown preset 'A8W9'`` after ``--preset A8W9`` becomes ``unknown --preset 'A8W9'``, and ``'int9' is no scheme``
-    after ``--layer *=int9`` becomes ``--layer '*=int9': 'int9' is no scheme``.
+    after ``--layer *=int9`` becomes ``--layer '*=int9': 'int9' is no scheme``. Words that deny something stay: who does
+    not read a scheme, say.
     """
     for flag, value in given:
         wholes = (value, str(Path(value)), str(Path(value).absolute()))
@@ -161,7 +162,7 @@ def named(said: str, given: Iterable[tuple[str, str]]) -> str:
                 return f"{flag} {said}"
             if not quoted or "--" in before:
                 continue
-            noun = re.fullmatch(r"(unknown |)(?:[\w ]+:? )?", before)
+            noun = re.fullmatch(r"(unknown |)(?:(?!.*\b(?:no|not|cannot)\b)[\w ]+:? )?", before)
             if part in wholes and noun:
                 return f"{noun[1]}{flag} {quoted}{after}"
             return f"{flag} {value!r}: {re.sub(r'^[a-z_]+: ', '', said)}"
