@@ -49,6 +49,11 @@ QUIET_NAN = 0x7FC00000
 INTEGER_MAGIC = {"float32": 1.5 * 2.0**23, "float64": 1.5 * 2.0**52}  # added to a code, it leaves no fraction bits
 
 
+def on_grid(self: Element, x: Array, rounding: Rounding = "half_even") -> Same:
+    """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
+    return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
+
+
 @dataclass(frozen=True)
 class Int:
     """An integer format.
@@ -114,9 +119,7 @@ class Int:
             return self.max - self.min
         return (1 << self.bits - 1) - 1 if narrow else (self.max - self.min) / 2
 
-    def round(self, x: Array, rounding: Rounding = "half_even") -> Same:
-        """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
-        return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
+    round = on_grid
 
     def snap(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool = False) -> Same:
         """``clip(round(x) + zero_point) - zero_point`` in ``work_dtype``, never -0; ``x`` is float32 and is kept."""
@@ -234,9 +237,7 @@ class Float:
         """What a range (symmetric: its half) is divided by to give the scale."""
         return self.max if symmetric else self.max - self.min
 
-    def round(self, x: Array, rounding: Rounding = "half_even") -> Same:
-        """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
-        return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
+    round = on_grid
 
     def snap(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool | None = None) -> Same:
         """float32 ``x`` (kept) on the grid; the sign of zero stays. ``zero_point`` and ``narrow`` mean nothing here."""
@@ -401,9 +402,7 @@ class Power:
         """The largest value."""
         return self.max
 
-    def round(self, x: Array, rounding: Rounding = "half_even") -> Same:
-        """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
-        return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
+    round = on_grid
 
     def snap(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool | None = None) -> Same:
         """float32 ``x`` as powers of two; values at or beyond 1.5 * 2**127 become NaN under the nearest roundings."""

@@ -49,7 +49,7 @@ from quark.search.refine import Alone
 from quark.search.solve import Judges, solve
 from quark.search.target import Asked
 from quark.search.trials import Progress
-from quark.search.values import FLOAT, Found, Study, total
+from quark.search.values import FLOAT, Found, Study, Trial, total
 
 Model = str | Path | onnx.ModelProto
 ASKED = Asked(("sqnr", "psnr", "cosine", "mse", "kl"), "sqnr", "sqnr>=30", types_of)
@@ -269,23 +269,10 @@ def save_plan(path: Path, config: Mapping[str, Any] | str, found: Found, target:
         "Later lines win where layers share a tensor. Edit them, and run:",
         "quark onnx quantize MODEL -o OUT --config THIS_FILE --data SAMPLES",
     )
-    write_found(
-        path, {**values, "found": {"target": target or asked, "budget": budget}}, found, asked, how, notes_of(found)
-    )
+    asked_for = {"target": target or asked, "budget": budget}
+    write_found(path, {**values, "found": asked_for}, found, asked, how, loss_words)
 
 
-def notes_of(found: Found) -> dict[str, str]:
-    """For every layer: what it loses alone under what it got and under the cheapest candidate."""
-    notes = {}
-    for layer, name in found.layers.items():
-        one = found.study.of(layer, name)
-        if one is not None:
-            others = (
-                f"{t.candidate} {_loss(t)}" for t in found.study.trials if t.layer == layer and t.candidate != name
-            )
-            notes[layer] = f"{one.kind}, alone {_loss(one)}; " + ", ".join(others)
-    return notes
-
-
-def _loss(trial: Any) -> str:
+def loss_words(trial: Trial) -> str:
+    """What a layer loses alone, in dB where that was measured."""
     return f"{trial.metrics['sqnr']:.1f} dB" if "sqnr" in trial.metrics else f"{trial.loss:.2g}"

@@ -9,7 +9,7 @@ layers:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from quark.errors import ConfigError, unknown
 from quark.files.ours import MARK
 from quark.files.outputs import Output, write_output
 from quark.files.untrusted import read_settings
-from quark.search.values import Found
+from quark.search.values import Found, Trial
 
 KINDS = (".yaml", ".yml", ".json")
 
@@ -66,8 +66,30 @@ def write_plan(path: Path, values: Mapping[str, Any], notes: Mapping[str, str], 
     write_output(Output(path, "the plan"), text)
 
 
+def loss_words(trial: Trial) -> str:
+    """What a layer loses alone."""
+    return f"{trial.loss:.2g}"
+
+
+def notes_of(found: Found, words: Callable[[Trial], str]) -> dict[str, str]:
+    """For every layer: what it loses alone under what it got and under the other candidates, in these words."""
+    notes = {}
+    for layer, name in found.layers.items():
+        one = found.study.of(layer, name)
+        if one is not None:
+            others = [t for t in found.study.trials if t.layer == layer and t.candidate != name]
+            said = ", ".join(f"{trial.candidate} {words(trial)}" for trial in others)
+            notes[layer] = f"{one.kind}, alone {words(one)}; {said}"
+    return notes
+
+
 def write_found(
-    path: Path, values: Mapping[str, Any], found: Found, asked: str, how: Sequence[str], notes: Mapping[str, str]
+    path: Path,
+    values: Mapping[str, Any],
+    found: Found,
+    asked: str,
+    how: Sequence[str],
+    words: Callable[[Trial], str] = loss_words,
 ) -> None:
     """Write the plan that a search has found, with what was measured on it.
 
@@ -77,7 +99,7 @@ def write_found(
         found: the plan.
         asked: what was asked for, in words.
         how: what may stand in the file, and the command that reads it.
-        notes: as of ``write_plan``.
+        words: what a layer loses alone.
     """
     reported = {} if found.reported is None else {"reported": found.reported}
     figures = {"met": found.met, "measured_on": found.study.samples, found.metric: found.value, **reported}
@@ -89,7 +111,7 @@ def write_found(
     told = {**values["found"], **figures, **found.costs}
     layers = {**found.layers, **(values.get("layers") or {})}
     head = (f"A mixed-precision plan: {asked}.", said, *how)
-    write_plan(path, {**values, "found": told, "layers": layers}, notes, head)
+    write_plan(path, {**values, "found": told, "layers": layers}, notes_of(found, words), head)
 
 
 def question_words(target: str | None, budget: str) -> str:

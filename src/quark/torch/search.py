@@ -247,15 +247,4 @@ def save_plan(
         "Lines under layers: a scheme (`quark torch schemes`), with +gptq and the like behind, or float.",
         "Edit them, and run: quark torch quantize MODEL_DIR -o OUT_DIR --config THIS_FILE --data TEXT",
     )
-    write_found(path, {**values, "found": {"target": asked}}, found, asked, how, notes_of(found))
-
-
-def notes_of(found: Found) -> dict[str, str]:
-    """For every layer: what it loses alone under what it got, and under the other candidates."""
-    notes = {}
-    for layer, name in found.layers.items():
-        trials = [trial for trial in found.study.trials if trial.layer == layer]
-        own = next(trial for trial in trials if trial.candidate == name)
-        others = ", ".join(f"{t.candidate} {t.loss:.2g}" for t in trials if t is not own)
-        notes[layer] = f"alone {own.loss:.2g}; {others}"
-    return notes
+    write_found(path, {**values, "found": {"target": asked}}, found, asked, how)
