@@ -17,13 +17,14 @@ from tests.onnx_flow.models import model
 from quark.cli import main
 from quark.demo import data
 from quark.errors import ConfigError
-from quark.onnx.auto import OnnxSearch, auto, quantized
+from quark.onnx.auto import SLOWER, OnnxSearch, auto, quantized
 from quark.onnx.climb import Climb
 from quark.onnx.compare import Checks, compare
 from quark.onnx.latency import median_seconds
 from quark.onnx.recipes import RECIPES, Choice
 from quark.onnx.trials import PURPOSES, OnnxGoal, OnnxTrial
 from quark.report.verdict import Judged, worst
+from quark.search.auto import LATE
 from quark.search.parts import split
 
 Capture = pytest.CaptureFixture[str]
@@ -137,6 +138,8 @@ def test_where_every_preset_is_slower_float_stays_and_more_time_is_not_advised(
     assert "nothing to win in time" in told and "--for size" in told and "--minutes 10" not in told
     assert "--exclude /body/body.4/body.4.0/Conv" in told.splitlines()[-1]
     assert b"QuantizeLinear" not in (tmp_path / "best.onnx").read_bytes()
+    found = auto(folder / "model.onnx", split(samples()), OnnxGoal("cpu", seconds=20), tmp_path)
+    assert SLOWER in dict(found.untried).values() and LATE not in dict(found.untried).values()
 
 
 def test_what_is_excluded_stays_float_in_every_trial_and_in_the_recipe(
