@@ -384,5 +384,6 @@ def test_a_channel_that_does_not_move_and_few_values_say_nothing(last: Any) -> N
     few, shapes = ChannelSums(), ChannelSums()
     few.update(figures(15, 3, axis=1), np.zeros((15, 3), np.float32))
     for count in (3, 4):
-        shapes.update(np.ones((40, count), np.float32), np.zeros((40, count), np.float32))
-    assert few.lost is None and shapes.lost is not None
+        assert (shapes.lost is None) == (not shapes.count)
+        shapes.update(rng().normal(0, 1, (40, count)), np.zeros((40, count)))
+    assert few.lost is None and shapes.lost is None, "too few, and another number of channels"
