@@ -465,7 +465,7 @@ def _leave_outputs(placement: Placement) -> None:
 def _feed_float(placement: Placement) -> None:
     """Nodes that an algorithm has added and that stay float read float values: that is what they are there for."""
     plan = placement.plan
-    for value in {node.inputs[0] for node in placement.model.graph if slots.STAYS_FLOAT in node.meta}:
+    for value in dict.fromkeys(node.inputs[0] for node in placement.model.graph if slots.STAYS_FLOAT in node.meta):
         tensor = plan.tensors.get(name_of(value)) if value is not None else None
         if value is None or tensor is None:
             continue
