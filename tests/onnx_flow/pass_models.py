@@ -240,17 +240,19 @@ def attention_scale(opset: int = 13) -> onnx.ModelProto:
 
 
 def quantized_clips(opset: int = 13) -> onnx.ModelProto:
-    """Clip(0, 6) and Relu before uint8 codes that end at 6, before ones that end at 12, and before int8 codes."""
+    """Clip(0, 6) and Relu before uint8 codes that end at 6, before ones that end at 12, and before int8 codes; Clip(-6, 6)
+    before codes of which the smallest is half a step beyond it."""
     pair = "{0} = QuantizeLinear ({1}, {2}, {3}) {4} = DequantizeLinear ({0}, {2}, {3})"
     graph = f"""
-    clips (float[2, 4] x) => (float[2, 4] y, float[2, 4] z, float[2, 4] t, float[2, 4] u) {{
+    clips (float[2, 4] x) => (float[2, 4] y, float[2, 4] z, float[2, 4] t, float[2, 4] u, float[2, 4] v) {{
         m = MatMul (x, w) c = Clip (m, zero, six) {pair.format("qa", "c", "fits", "zu", "y")}
         n = MatMul (x, w) d = Clip (n, zero, six) {pair.format("qb", "d", "wide", "zu", "z")}
         o = MatMul (x, w) r = Relu (o) {pair.format("qc", "r", "fits", "zu", "t")}
         p = MatMul (x, w) s = Relu (p) {pair.format("qd", "s", "signed", "zs", "u")}
+        g = MatMul (x, w) h = Clip (g, less, six) {pair.format("qe", "h", "wide", "zm", "v")}
     }}"""
-    weights = {"w": models.normal(4, 4, scale=3), "zu": np.array(0, np.uint8), "zs": np.array(0, np.int8)}
-    numbers = _numbers(zero=0, six=6, fits=6 / 255, wide=12 / 255, signed=6 / 127)
+    weights = {"w": models.normal(4, 4, scale=3), "zu": np.uint8(0), "zm": np.uint8(128), "zs": np.int8(0)}
+    numbers = _numbers(zero=0, less=-6, six=6, fits=6 / 255, wide=12 / 255, signed=6 / 127)
     return models.model(graph, {**weights, **numbers}, opset)
 
 

@@ -176,3 +176,22 @@ def test_scores_that_are_faster_in_float_stay_so(channels: int, kernel: str, tmp
     assert kernel in runs(made, tmp_path) and "MatMulIntegerToFloat" in runs(proto, tmp_path)
     feed = {"q": np.random.default_rng(1).integers(0, 256, (1, 96, 2, channels)).astype(np.uint8)}
     models.assert_close(models.run(made, feed), models.run(proto, feed), 1e-4)
+
+
+@pytest.mark.parametrize(("low", "high", "left"), [(-1, 1, 0), (-0.3, 2, 0), (0, 1, 1), (0.25, 1, 1)])
+def test_codes_clip(low: float, high: float, left: int, tmp_path: Path) -> None:
+    """A convolution and the Clip behind it are one kernel, of which the codes reach from bound to bound."""
+    text = f"""g (float[1, 16, 9, 9] x) => (float[1, 16, 9, 9] y) {{
+        c = Conv <pads = [1, 1, 1, 1]> (x, w) d = Clip (c, low, high) y = Conv <pads = [1, 1, 1, 1]> (d, v) }}"""
+    weights = {name: models.normal(16, 16, 3, 3, scale=0.3) for name in ("w", "v")}
+    proto = models.model(text, {**weights, "low": np.float32(low), "high": np.float32(high)}, 17)
+    config = QConfig.get_default_config("A8W8_CPU")
+    config.global_quant_config.extra_options.update(FloatWhereFaster=False, PrintSummary=False)
+    random = np.random.default_rng(3)
+    samples = [{"x": random.normal(size=(1, 16, 9, 9)).astype(np.float32)} for _ in range(4)]
+    made = ModelQuantizer(config).quantize_model(proto, None, samples)
+    assert [node.op_type for node in made.graph.node].count("Clip") == left
+    kernels = runs(made, tmp_path)
+    assert kernels.count("QLinearConv") == 2 and ("Clip" in kernels) == (low > 0)
+    [x], [y] = models.run(proto, samples[0]), models.run(made, samples[0])
+    assert 10 * np.log10(np.square(x).sum() / np.square(x - y).sum()) > 30

@@ -260,8 +260,12 @@ COUNTS: dict[str, tuple[str, int, list[str]]] = {
     "later_transposes": ("channels_last", 5, []),
     "fold_div_into_matmul": ("attention_scale", 2, []),
     "replace_clip6_relu": ("pools_and_splits", 1, ["its bounds are (0.0, inf)"]),
-    "convert_clip_to_relu": ("quantized_clips", 1, ["the codes behind it reach 12, beyond its upper bound 6"]),
-    "fold_relu": ("quantized_clips", 2, ["reach 12, beyond 6", "negative numbers"]),
+    "convert_clip_to_relu": (
+        "quantized_clips",
+        1,
+        ["the codes behind it reach 12, beyond its upper bound 6", "its lower bound is -6.0"],
+    ),
+    "fold_relu": ("quantized_clips", 3, ["reach 12, beyond 6", "reach -6.04724, beyond 0"]),
     "copy_shared_init": ("concat_norm", 3, []),
     "copy_bias_init": ("concat_norm", 1, []),
 }

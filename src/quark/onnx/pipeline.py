@@ -194,6 +194,7 @@ BODY = tuple(
 FINISH = (
     Step("ConvertClipToRelu", "convert_clip_to_relu", lambda job: {"loose": True}),
     Step("FoldRelu", "fold_relu"),
+    Step("FasterForms", "fold_relu", lambda job: {"below": True}, on_cpu),
     Step("FasterForms", "faster_floats", default=on_cpu),
 )
 #: What is said of the tensors of the finished graph.

@@ -2,13 +2,18 @@
 
     Conv → Relu → QuantizeLinear  =  Conv → QuantizeLinear        where code 0 of the real line is the smallest code
 
-With asymmetric codes whose smallest one stands for 0, quantizing cuts off what is below; a Clip needs its upper bound
-at or above the largest code too. The operator before keeps its name and writes the tensor that the activation function
-wrote. Symmetric codes have negative numbers, so nothing happens there.
+With asymmetric codes whose smallest one stands for 0, quantizing cuts off what is below; of a Clip no code may lie
+beyond its bounds by more than half a step. The operator before keeps its name and writes the tensor that the activation
+function wrote. Symmetric codes have negative numbers, so nothing happens there to a Relu.
+
+ONNX Runtime does the same itself where the lower bound is 0, and at other bounds of a Clip computes in float.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
@@ -24,13 +29,15 @@ from quark.onnx.graph.surgery import (
 )
 from quark.onnx.passes.clip_to_relu import reach_of
 
+Below = Annotated[bool, "Only each Clip with a lower bound below 0."]
 LOWEST = {"INT8": -128, "UINT8": 0, "INT16": -32768, "UINT16": 0}
 PRODUCERS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Sub", "BatchNormalization"])
 
 
-def run(model: ir.Model) -> PassReport:
+def run(model: ir.Model, below: Below = False) -> PassReport:
     """Rewrite a quantized ``model`` in place; a float model has no place for it."""
-    return rewrite_each(model, "fold_relu", nodes_of(model, "Relu", "Clip"), lambda node: why_not(node) or node, _fold)
+    nodes = (node for node in nodes_of(model, "Relu", "Clip") if not below or _bounds(node)[0] < 0)
+    return rewrite_each(model, "fold_relu", nodes, lambda node: why_not(node) or node, _fold)
 
 
 def _fold(node: ir.Node, *_: object) -> None:
@@ -53,16 +60,26 @@ def why_not(node: ir.Node) -> str | None:
     reach = reach_of(output)
     if reach is None:
         return "its output is not quantized for every reader"
-    if any(not _starts_at_zero(use.node) for use in output.uses()):
-        return "the codes behind it have negative numbers"
-    bounds = (0.0, float("inf")) if node.op_type == "Relu" else clip_bounds(node)
-    if bounds is None or bounds[0] > 0:
-        return "its bounds are computed, or its lower bound is above 0"
+    low, high = _bounds(node)
+    if np.isnan(low):
+        return "its bounds are computed"
     largest, step = reach
-    return None if largest <= bounds[1] + step / 2 else f"the codes behind it reach {largest:g}, beyond {bounds[1]:g}"
+    smallest = min(_smallest(use.node) for use in output.uses())
+    for end, bound, beyond in ((smallest, low, low - smallest), (largest, high, largest - high)):
+        if beyond > 0.501 * step:  # a range of which 0 is the middle ends half a step beyond its end
+            return f"the codes behind it reach {end:g}, beyond {bound:g}"
+    return None
 
 
-def _starts_at_zero(node: ir.Node) -> bool:
-    codes, zero_point = node.inputs[2], constant_array(node.inputs[2])
+def _bounds(node: ir.Node) -> tuple[float, float]:
+    """What a Relu or Clip lets through; NaN where that is computed."""
+    return (0.0, np.inf) if node.op_type == "Relu" else clip_bounds(node) or (np.nan, np.nan)
+
+
+def _smallest(node: ir.Node) -> float:
+    """The value of the smallest code of a QuantizeLinear of one scale; minus infinity of codes of another type."""
+    codes, scale, zero_point = node.inputs[2], constant_array(node.inputs[1]), constant_array(node.inputs[2])
     name = codes.dtype.name if codes is not None and codes.dtype is not None else ""
-    return zero_point is not None and name in LOWEST and int(zero_point.reshape(())) == LOWEST[name]
+    if scale is None or zero_point is None or name not in LOWEST:
+        return -np.inf
+    return float((LOWEST[name] - int(zero_point.reshape(()))) * scale.reshape(()))

@@ -6,6 +6,8 @@ Q/DQ pair between the two would only add an error. The options ``RemoveQDQ*`` sa
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
 from quark.config.job import Job
@@ -100,7 +102,7 @@ def _is_fused(producer: ir.Node, value: ir.Value, node: ir.Node, plan: Plan, job
     if producer.op_type not in _producers(job.options) and job.target != "cpu":
         return False
     if job.target == "cpu":
-        return _codes_do_the_clipping(node, plan)
+        return _codes_do_the_clipping(node, plan, job)
     if node.op_type == "Clip":
         bounds, asked = clip_bounds(node), _SWITCH["Clip"] in job.options.model_fields_set
         return bounds in _NPU_CLIPS or (asked and bounds is not None)
@@ -111,10 +113,11 @@ def _producers(options: Options) -> frozenset[str]:
     return FUSED_PRODUCERS | {"InstanceNormalization"} if options.RemoveQDQInstanceNorm else FUSED_PRODUCERS
 
 
-def _codes_do_the_clipping(node: ir.Node, plan: Plan) -> bool:
-    """Whether the runtime may drop a Relu or Clip because quantizing its output clips just the same."""
+def _codes_do_the_clipping(node: ir.Node, plan: Plan, job: Job) -> bool:
+    """Whether quantizing the output of a Relu or Clip clips just the same; where it begins below 0, ``fold_relu`` drops
+    it, otherwise the runtime does."""
     output = plan.tensors.get(name_of(node.outputs[0]))
-    if output is None or node.op_type not in ("Relu", "Clip"):
+    bounds = (0.0, math.inf) if node.op_type == "Relu" else clip_bounds(node) if node.op_type == "Clip" else None
+    if output is None or bounds is None or output.spec.symmetric:
         return False
-    starts_at_zero = node.op_type == "Relu" or (clip_bounds(node) or (None,))[0] == 0.0
-    return starts_at_zero and not output.spec.symmetric
+    return bounds[0] == 0.0 or (bounds[0] < 0.0 <= bounds[1] and job.options.FasterForms is not False)
