@@ -240,8 +240,10 @@ def attention_scale(opset: int = 13) -> onnx.ModelProto:
 
 
 def quantized_clips(opset: int = 13) -> onnx.ModelProto:
-    """Clip(0, 6) and Relu before uint8 codes that end at 6, before ones that end at 12, and before int8 codes; Clip(-6, 6)
-    before codes of which the smallest is half a step beyond it."""
+    """Clip(0, 6) and Relu before uint8 codes that end at 6, before ones that end at 12, and before int8 codes.
+
+    Clip(-6, 6) before codes of which the smallest is half a step beyond it.
+    """
     pair = "{0} = QuantizeLinear ({1}, {2}, {3}) {4} = DequantizeLinear ({0}, {2}, {3})"
     graph = f"""
     clips (float[2, 4] x) => (float[2, 4] y, float[2, 4] z, float[2, 4] t, float[2, 4] u, float[2, 4] v) {{

@@ -181,8 +181,8 @@ def test_scores_that_are_faster_in_float_stay_so(channels: int, kernel: str, tmp
 @pytest.mark.parametrize(("low", "high", "left"), [(-1, 1, 0), (-0.3, 2, 0), (0, 1, 1), (0.25, 1, 1)])
 def test_codes_clip(low: float, high: float, left: int, tmp_path: Path) -> None:
     """A convolution and the Clip behind it are one kernel, of which the codes reach from bound to bound."""
-    text = f"""g (float[1, 16, 9, 9] x) => (float[1, 16, 9, 9] y) {{
-        c = Conv <pads = [1, 1, 1, 1]> (x, w) d = Clip (c, low, high) y = Conv <pads = [1, 1, 1, 1]> (d, v) }}"""
+    text = """g (float[1, 16, 9, 9] x) => (float[1, 16, 9, 9] y) {
+        c = Conv <pads = [1, 1, 1, 1]> (x, w) d = Clip (c, low, high) y = Conv <pads = [1, 1, 1, 1]> (d, v) }"""
     weights = {name: models.normal(16, 16, 3, 3, scale=0.3) for name in ("w", "v")}
     proto = models.model(text, {**weights, "low": np.float32(low), "high": np.float32(high)}, 17)
     config = QConfig.get_default_config("A8W8_CPU")
