@@ -345,7 +345,9 @@ def figures(*shape: int, axis: int) -> np.ndarray:
     return (middle + wide * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((40, 3), 1), ((1, 3, 20), 1), ((1, 20, 3), 2), ((1, 3, 8, 8), 1)])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((40, 3), 1), ((1, 3, 20), 1), ((1, 20, 3), 2), ((1, 3, 8, 8), 1), ((4, 3, 2, 2), 1)]
+)
 def test_one_channel_of_an_output_that_has_lost_all_is_told(shape: tuple[int, ...], axis: int) -> None:
     """Humidity is a constant, at 90 dB over all; in every other channel, and in all, noise stays below."""
     x, found = figures(*shape, axis=axis), Answers()
@@ -372,7 +374,7 @@ def test_logits_that_hardly_move_are_no_figures() -> None:
     assert found.kind == "classes" and found.channels.lost is not None and found.lost_channel is None
 
 
-@pytest.mark.parametrize("last", [lambda x: 0 * x + 7, lambda x: 1e4 + 1e-3 * x], ids=["never", "hardly"])
+@pytest.mark.parametrize("last", [lambda x: 0 * x + 7, lambda x: 4 + 1e-3 * x], ids=["never", "hardly"])
 def test_a_channel_that_does_not_move_and_few_values_say_nothing(last: Any) -> None:
     x = np.random.default_rng(1).standard_normal((40, 3)).astype(np.float32)
     x[:, 2] = last(x[:, 2])
@@ -387,3 +389,24 @@ def test_a_channel_that_does_not_move_and_few_values_say_nothing(last: Any) -> N
         assert (shapes.lost is None) == (not shapes.count)
         shapes.update(rng().normal(0, 1, (40, count)), np.zeros((40, count)))
     assert few.lost is None and shapes.lost is None, "too few, and another number of channels"
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_channels_of_one_unit_are_no_figures(last: int) -> None:
+    """A label that hardly ever applies loses nothing, as long as all are in 0..1."""
+    x = rng().uniform(0, 1, (1, 20, 4, 4)).astype(np.float32)
+    x[:, 7] *= 0.003
+    found, lost = Answers(), x.copy()
+    lost[:, 7] = 0
+    for sample in (0, last):
+        found.update(x * (1 + sample), lost * (1 + sample))
+    assert found.kind == "values" and (found.lost_channel is not None) == bool(last)
+
+
+@pytest.mark.parametrize(("shape", "told"), [((2, 1, 33), False), ((2, 1, 32), True), ((1, 40, 33), True)])
+def test_many_channels_of_few_rows_are_a_state(shape: tuple[int, ...], told: bool) -> None:
+    """Of the hidden units of an LSTM one may be lost without a word; an output of figures has few."""
+    x, found = rng().normal(0, 9, (10, *shape)).astype(np.float32), ChannelSums()
+    for one in x:
+        found.update(one, one * (np.arange(shape[-1]) > 0))
+    assert (found.lost is not None) == told

@@ -195,3 +195,43 @@ def test_codes_clip(low: float, high: float, left: int, tmp_path: Path) -> None:
     assert kernels.count("QLinearConv") == 2 and ("Clip" in kernels) == (low > 0)
     [x], [y] = models.run(proto, samples[0]), models.run(made, samples[0])
     assert 10 * np.log10(np.square(x).sum() / np.square(x - y).sum()) > 30
+
+
+REACH = """g (uint8[1, 8, 6, 6] q) => (uint8[1, 8, 6, 6] y) {
+    x = DequantizeLinear (q, s, z) v = DequantizeLinear (w, s, n) c = Conv <pads = [1, 1, 1, 1]> (x, v) """
+
+
+@pytest.mark.parametrize(
+    ("behind", "fired"),
+    [
+        ("d = Clip (c, zero, six) y = QuantizeLinear (d, s, z)", 1),  # z: codes from -2 to 13.9
+        ("d = Clip (c, minus, six) y = QuantizeLinear (d, s, z)", 1),
+        ("d = Clip (c, minus) y = QuantizeLinear (d, s, z)", 1),
+        ("d = Relu (c) y = QuantizeLinear (d, s, z)", 1),
+        ("d = Relu (c) y = QuantizeLinear (d, s, o)", 0),  # the runtime drops it
+        ("d = Clip (c, far) y = QuantizeLinear (d, s, z)", 1),  # folded
+        ("a = Sigmoid (c) d = Clip (a, zero, six) y = QuantizeLinear (d, s, z)", 0),
+        ("d = Clip (c, zero, six) e = Add (d, c) y = QuantizeLinear (e, s, z)", 0),
+        ("d = Clip (c, zero, six) e = Relu (d) y = QuantizeLinear (e, s, z)", 0),
+        ("d = Relu (c) e = QuantizeLinear (d, s, l) f = DequantizeLinear (e, s, l) y = QuantizeLinear (f, s, z)", 0),
+    ],
+)
+def test_codes_that_reach_beyond_a_bound_leave_the_convolution_in_integers(
+    behind: str, fired: int, tmp_path: Path
+) -> None:
+    """What is rounded to the same codes before as behind is the same number."""
+    rng = np.random.default_rng(1)
+    given = {"s": np.float32(0.0625), "w": rng.integers(-9, 9, (8, 8, 3, 3)).astype(np.int8), "n": np.int8(0)}
+    given |= {"z": np.uint8(32), "o": np.uint8(0), "l": np.uint16(32)}
+    given |= {name: np.float32(x) for name, x in (("zero", 0), ("six", 6), ("minus", -1.03), ("far", -3))}
+    proto = models.model(
+        REACH + behind + " }", {k: v for k, v in given.items() if f"{k}" in f"{REACH}{behind}"}, 21, 10
+    )
+    model = load(proto)
+    infer_shapes(model)
+    assert apply(model, passes()["fold_relu"], {"below": True}).fired == fired
+    made = to_proto(model)
+    feed = {"q": rng.integers(0, 256, (1, 8, 6, 6)).astype(np.uint8)}
+    [expected], [found] = models.run(proto, feed), models.run(made, feed)
+    assert np.abs(expected.astype(int) - found).max() <= 1 and (expected == found).mean() > 0.99
+    assert not fired or "QLinearConv" in runs(made, tmp_path)

@@ -77,8 +77,8 @@ class Answers:
         kept, total: answers that both give, and all of them, per sample; for scores and boxes 2 tp and 2 tp + fp + fn.
         unlike: samples in which the outputs have different shapes (another number of detections).
         detected: the outputs that this one holds detections with.
-        inside: all values of the first sample are in 0..1; scores that leave it later, or are often high in the samples
-            together, were none.
+        inside: all values so far are in 0..1; scores that leave it later, or are often high in the samples together,
+            were none.
         high, seen: of them, the confident values so far, and all.
         channels: whether one of them has lost all.
     """
@@ -102,6 +102,7 @@ class Answers:
         if self.kind in ("scores", "boxes") and not together and reference.size and not self._still(reference):
             self.kind = "values"  # the first one was silence, or the like, which looked like scores that are never high
             self.kept, self.total = [0.0] * len(self.kept), [0.0] * len(self.total)
+        self.inside = self.inside and (not reference.size or _bounded(reference))
         if reference.shape != value.shape or (together and not together.alike(*pair)):
             self.unlike += 1
             counted = _sizes(reference, value)
@@ -141,9 +142,10 @@ class Answers:
     @property
     def lost_channel(self) -> tuple[int, float] | None:
         """The channel of values that has lost all, and its SQNR about its mean, dB; so of what looks like logits, but
-        of which one is the highest everywhere: figures in units of their own."""
-        figures = self.kind == "values" or (self.kind == "classes" and not self.inside and self.channels.alone)
-        return self.channels.lost if figures else None
+        of which one is the highest everywhere: figures in units of their own. Those in 0..1 have one unit, in which a
+        label that hardly ever applies loses nothing."""
+        figures = self.kind == "values" or (self.kind == "classes" and self.channels.alone)
+        return self.channels.lost if figures and not self.inside else None
 
     @property
     def few(self) -> bool:

@@ -11,8 +11,9 @@ and of each channel about its mean, which says whether one of them has lost all 
 
 A regression of several figures in different units, or a detector's raw boxes, objectness and classes, hold their
 channels in one tensor, whose decibels are those of the largest. A channel that never moves says nothing, nor does one
-that hardly moves beside its own mean: float32 rounds as much. The channels are along axis 1 or the last one, the
-shorter of them, where they are few.
+that hardly moves beside its own mean, such as the score of a class that never occurs. The channels are along axis 1 or
+the last one, the shorter of them, in square maps 1, where they are few; many in few rows are features or a state, not
+figures.
 """
 
 from __future__ import annotations
@@ -104,13 +105,15 @@ def _dot(x: np.ndarray, y: np.ndarray) -> float:
 # ---- channels --------------------------------------------------------------------------------------------------------
 
 MOST = 128
-"""ChannelSums that are told apart: a detector has 85, a vocabulary thousands."""
+"""Channels that are told apart: a detector has 85, a vocabulary thousands."""
+FIGURES = 32
+"""The same of an output with fewer rows than channels."""
 FEWEST = 16
 """Values from which a channel's movement is known."""
 LOST = 3.0
 """dB about the mean, below which hardly more is left than the mean."""
-STILL = 1e-10
-"""Movement beside the energy of the channel, below which it is rounding."""
+STILL = 1e-6
+"""Movement beside the energy of the channel, below which it is none: a thousandth of its own mean."""
 
 
 @dataclass
@@ -158,8 +161,9 @@ def axis_of(x: np.ndarray) -> int | None:
     """The axis of an output's channels: 1 or the last one, the shorter; None where it has none that are few."""
     if x.dtype.kind != "f" or x.ndim < 2:
         return None
-    axes = (1,) if x.ndim == 2 else (1, x.ndim - 1)
-    fit = [axis for axis in axes if 2 <= x.shape[axis] <= MOST]
+    axes = (1,) if x.ndim == 2 or x.shape[-1] == x.shape[-2] else (1, x.ndim - 1)
+    most = {axis: MOST if x.size >= x.shape[axis] ** 2 else FIGURES for axis in axes}
+    fit = [axis for axis in axes if 2 <= x.shape[axis] <= most[axis]]
     return min(fit, key=lambda axis: x.shape[axis], default=None)
 
 

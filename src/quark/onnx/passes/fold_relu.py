@@ -6,7 +6,14 @@ With asymmetric codes whose smallest one stands for 0, quantizing cuts off what 
 beyond its bounds by more than half a step. The operator before keeps its name and writes the tensor that the activation
 function wrote. Symmetric codes have negative numbers, so nothing happens there to a Relu.
 
-ONNX Runtime does the same itself where the lower bound is 0, and at other bounds of a Clip computes in float.
+ONNX Runtime does the same itself where the lower bound is 0, and at other bounds of a Clip computes in float. It also
+does where codes reach beyond a bound, as those of power-of-two scales and of tensors that share a scale do. There the
+result before is rounded to the same codes first, which changes nothing behind them (two convolutions of 64 channels
+665 µs to 161),
+
+    Conv → Clip → QuantizeLinear  =  Conv → QuantizeLinear → DequantizeLinear → Clip → QuantizeLinear
+
+as rounding is monotonic: q(clip(q(x))) is q(x), but between q of one bound and q of the other, and so is q(clip(x)).
 """
 
 from __future__ import annotations
@@ -17,11 +24,13 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.rewriting import NodeWriter, rewrite_each
 from quark.onnx.graph.surgery import (
+    Names,
     clip_bounds,
     constant_array,
     drop_if_unused,
+    input_at,
     label,
     nodes_of,
     sole_consumer,
@@ -29,15 +38,20 @@ from quark.onnx.graph.surgery import (
 )
 from quark.onnx.passes.clip_to_relu import reach_of
 
-Below = Annotated[bool, "Only each Clip with a lower bound below 0."]
+Below = Annotated[bool, "Only each Clip with a lower bound below 0, and integers before what has to stay."]
 LOWEST = {"INT8": -128, "UINT8": 0, "INT16": -32768, "UINT16": 0}
+#: Those that ONNX Runtime computes in integers, between DequantizeLinear and QuantizeLinear of 8 bits.
+_INTEGER = frozenset(["Conv", "Gemm", "MatMul", "Add", "Mul"])
+_EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 PRODUCERS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Sub", "BatchNormalization"])
 
 
 def run(model: ir.Model, below: Below = False) -> PassReport:
     """Rewrite a quantized ``model`` in place; a float model has no place for it."""
     nodes = (node for node in nodes_of(model, "Relu", "Clip") if not below or _bounds(node)[0] < 0)
-    return rewrite_each(model, "fold_relu", nodes, lambda node: why_not(node) or node, _fold)
+    report = rewrite_each(model, "fold_relu", nodes, lambda node: why_not(node) or node, _fold)
+    rest = nodes_of(model, "Relu", "Clip") if below else []
+    return report + rewrite_each(model, "fold_relu", rest, _codes_behind, _round_before)
 
 
 def _fold(node: ir.Node, *_: object) -> None:
@@ -83,3 +97,26 @@ def _smallest(node: ir.Node) -> float:
     if scale is None or zero_point is None or name not in LOWEST:
         return -np.inf
     return float((LOWEST[name] - int(zero_point.reshape(()))) * scale.reshape(()))
+
+
+# ---- codes that reach beyond a bound ---------------------------------------------------------------------------------
+
+
+def _codes_behind(node: ir.Node) -> ir.Node | None:
+    """The QuantizeLinear behind an activation function that has to stay, where an integer kernel could be before it."""
+    source, reader = node.inputs[0], sole_consumer(node.outputs[0])
+    maker = None if source is None or sole_consumer(source) is not node else source.producer()
+    if maker is None or reader is None or maker.op_type not in _INTEGER or why_not(node) is None:
+        return None
+    before = [None if value is None else value.producer() for value in maker.inputs[:2]]
+    codes = input_at(reader, 2)
+    reads_codes = all(one is not None and one.op_type == "DequantizeLinear" for one in before)
+    eight = reach_of(node.outputs[0]) is not None and codes is not None and codes.dtype in _EIGHT_BITS
+    return reader if reads_codes and eight else None
+
+
+def _round_before(node: ir.Node, reader: ir.Node, names: Names) -> None:
+    writer, parameters = NodeWriter(node, "", names), reader.inputs[1:]
+    codes = writer.add("QuantizeLinear", [node.inputs[0], *parameters])
+    writer.add(node.op_type, [writer.add("DequantizeLinear", [codes, *parameters]), *node.inputs[1:]])
+    writer.stand_for()
