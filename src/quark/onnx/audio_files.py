@@ -4,7 +4,6 @@ installed. Several channels become their mean. The rate is not changed: resample
 
 from __future__ import annotations
 
-import wave
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +29,8 @@ def read_sound(path: Path) -> np.ndarray:
         UnreadableSound: no regular file, damaged, an encoding that needs soundfile, or too long.
     """
     regular_file(path, UnreadableSound, "the sound")
+    import wave
+
     try:
         with wave.open(str(path), "rb") as opened:
             width, channels, frames = opened.getsampwidth(), opened.getnchannels(), opened.getnframes()
@@ -55,6 +56,8 @@ def rate_of(path: Path) -> int | None:
         UnreadableSound: no regular file.
     """
     regular_file(path, UnreadableSound, "the sound")
+    import wave
+
     try:
         with wave.open(str(path), "rb") as opened:
             return opened.getframerate()

@@ -21,6 +21,8 @@ from quark.onnx.qdq.expectations import REASON as EXPECTED
 from quark.onnx.qdq.expectations import takes_expectations
 from quark.onnx.qdq.index_paths import computes_shapes, of_coordinates
 from quark.onnx.qdq.op_rules import MOVES_VALUES
+from quark.onnx.qdq.powers import REASON as POWER
+from quark.onnx.qdq.powers import saturating_powers
 from quark.onnx.qdq.units import REASON as UNITS
 from quark.onnx.qdq.units import changes_units
 
@@ -61,5 +63,5 @@ class NoData:
         """Those of a model."""
         nodes, values = makes_angles(model)
         reasons = dict.fromkeys(changes_units(model), UNITS) | dict.fromkeys(takes_expectations(model), EXPECTED)
-        reasons |= dict.fromkeys(nodes, ANGLE)
+        reasons |= dict.fromkeys(saturating_powers(model), POWER) | dict.fromkeys(nodes, ANGLE)
         return cls(reasons | dict.fromkeys(computes_shapes(model), SHAPE), values)
