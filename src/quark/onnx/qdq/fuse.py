@@ -102,7 +102,7 @@ def _is_fused(producer: ir.Node, value: ir.Value, node: ir.Node, plan: Plan, job
     if producer.op_type not in _producers(job.options) and job.target != "cpu":
         return False
     if job.target == "cpu":
-        return _codes_do_the_clipping(node, plan, job)
+        return _codes_do_the_clipping(node, plan, job.options.FasterForms is not False)
     if node.op_type == "Clip":
         bounds, asked = clip_bounds(node), _SWITCH["Clip"] in job.options.model_fields_set
         return bounds in _NPU_CLIPS or (asked and bounds is not None)
@@ -113,11 +113,13 @@ def _producers(options: Options) -> frozenset[str]:
     return FUSED_PRODUCERS | {"InstanceNormalization"} if options.RemoveQDQInstanceNorm else FUSED_PRODUCERS
 
 
-def _codes_do_the_clipping(node: ir.Node, plan: Plan, job: Job) -> bool:
-    """Whether quantizing the output of a Relu or Clip clips just the same; where it begins below 0, ``fold_relu`` drops
-    it, otherwise the runtime does."""
+def _codes_do_the_clipping(node: ir.Node, plan: Plan, dropped: bool) -> bool:
+    """Whether quantizing the output of a Relu or Clip clips just the same.
+
+    ``dropped``: whether ``fold_relu`` drops a Clip that begins below 0; the runtime drops those that begin at 0.
+    """
     output = plan.tensors.get(name_of(node.outputs[0]))
     bounds = (0.0, math.inf) if node.op_type == "Relu" else clip_bounds(node) if node.op_type == "Clip" else None
     if output is None or bounds is None or output.spec.symmetric:
         return False
-    return bounds[0] == 0.0 or (bounds[0] < 0.0 <= bounds[1] and job.options.FasterForms is not False)
+    return bounds[0] == 0.0 or (dropped and bounds[0] < 0.0 <= bounds[1])
