@@ -1,10 +1,10 @@
 """Powers within a function that saturates: a GELU that is written out, before Gelu is an operator.
 
-    x → Pow(3) → Mul(0.044715) → Add(x) → Mul(0.8) → Tanh                x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) / 2
+    x → Pow(3) → Mul(0.044715) → Add(x) → Mul(0.8) → Tanh        x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) / 2
 
-The function tells small numbers apart, and the power of the largest one takes the scale: of |x| up to 30, x³ has steps of
-200, with which all below 6 is 0. Nothing is to be won by integers there, and runtimes know the float operators as one
-kernel: what lies between x and the function, and the function, stay float.
+The function tells small numbers apart, and the power of the largest one takes the scale: of |x| up to 30, x³ has steps
+of 200, with which all below 6 is 0. Nothing is to be won by integers there, and runtimes know the float operators as
+one kernel: what lies between x and the function, and the function, stay float.
 """
 
 from __future__ import annotations
