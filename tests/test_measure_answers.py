@@ -410,3 +410,23 @@ def test_many_channels_of_few_rows_are_a_state(shape: tuple[int, ...], told: boo
     for one in x:
         found.update(one, one * (np.arange(shape[-1]) > 0))
     assert (found.lost is not None) == told
+
+
+@pytest.mark.parametrize(
+    ("mean", "decibels", "told"), [(0, 2, True), (0, 4, False), (300, 0, True), (1100, 0, False), (-1100, 0, False)]
+)
+def test_what_is_lost(mean: float, decibels: float, told: bool) -> None:
+    """A channel whose error is as large as its movement, where that is a thousandth of its mean at least."""
+    x, found = rng().normal(0, 1, (400, 2)), ChannelSums()
+    error = x[:, 1] * 10 ** (-decibels / 20)
+    x[:, 1] += mean
+    found.update(x, x - np.stack([0 * error, error], 1))
+    assert (found.lost is not None) == told
+
+
+def test_one_channel_is_the_highest_everywhere_or_is_not() -> None:
+    for count, alone in ((40, True), (39, False)):
+        x, found = np.zeros((40, 2)), ChannelSums()
+        x[:count, 1] = x[count:, 0] = 1
+        found.update(x, x)
+        assert found.alone == alone

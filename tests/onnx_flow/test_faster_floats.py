@@ -191,6 +191,9 @@ def test_codes_clip(low: float, high: float, left: int, tmp_path: Path) -> None:
     samples = [{"x": random.normal(size=(1, 16, 9, 9)).astype(np.float32)} for _ in range(4)]
     made = ModelQuantizer(config).quantize_model(proto, None, samples)
     assert [node.op_type for node in made.graph.node].count("Clip") == left
+    device = QConfig.get_default_config("U8U8_AAWA")
+    device.global_quant_config.extra_options.update(RemoveQDQConvClip=True, PrintSummary=False)
+    assert "Clip" in models.op_types(ModelQuantizer(device).quantize_model(proto, None, samples))
     kernels = runs(made, tmp_path)
     assert kernels.count("QLinearConv") == 2 and ("Clip" in kernels) == (low > 0)
     [x], [y] = models.run(proto, samples[0]), models.run(made, samples[0])
@@ -202,36 +205,63 @@ REACH = """g (uint8[1, 8, 6, 6] q) => (uint8[1, 8, 6, 6] y) {
 
 
 @pytest.mark.parametrize(
-    ("behind", "fired"),
+    ("behind", "done"),
     [
-        ("d = Clip (c, zero, six) y = QuantizeLinear (d, s, z)", 1),  # z: codes from -2 to 13.9
-        ("d = Clip (c, minus, six) y = QuantizeLinear (d, s, z)", 1),
-        ("d = Clip (c, minus) y = QuantizeLinear (d, s, z)", 1),
-        ("d = Relu (c) y = QuantizeLinear (d, s, z)", 1),
-        ("d = Relu (c) y = QuantizeLinear (d, s, o)", 0),  # the runtime drops it
-        ("d = Clip (c, far) y = QuantizeLinear (d, s, z)", 1),  # folded
-        ("a = Sigmoid (c) d = Clip (a, zero, six) y = QuantizeLinear (d, s, z)", 0),
-        ("d = Clip (c, zero, six) e = Add (d, c) y = QuantizeLinear (e, s, z)", 0),
-        ("d = Clip (c, zero, six) e = Relu (d) y = QuantizeLinear (e, s, z)", 0),
-        ("d = Relu (c) e = QuantizeLinear (d, s, l) f = DequantizeLinear (e, s, l) y = QuantizeLinear (f, s, z)", 0),
+        ("d = Clip (c, zero, six) y = QuantizeLinear (d, s, z)", "rounded"),  # z: codes from -2 to 13.9
+        ("d = Clip (c, minus, six) y = QuantizeLinear (d, s, z)", "rounded"),
+        ("d = Clip (c, minus) y = QuantizeLinear (d, s, z)", "rounded"),
+        ("d = Clip (c, step) y = QuantizeLinear (d, s, z)", "rounded"),
+        ("d = Relu (c) y = QuantizeLinear (d, s, z)", "rounded"),
+        ("d = Relu (c) y = QuantizeLinear (d, s, o)", "left"),  # the runtime drops it
+        ("d = Clip (c, near) y = QuantizeLinear (d, s, z)", "folded"),
+        ("d = Clip (c, far) y = QuantizeLinear (d, s, z)", "folded"),
+        ("d = Clip (c, minus) e = QuantizeLinear (d, s, o) y = QuantizeLinear (d, s, z)", "left"),
+        ("a = Sigmoid (c) d = Clip (a, zero, six) y = QuantizeLinear (d, s, z)", "left"),
+        ("a = Sigmoid (x) b = Add (a, x) d = Clip (b, zero, six) y = QuantizeLinear (d, s, z)", "left"),
+        ("d = Clip (c, zero, six) e = Relu (c) y = QuantizeLinear (d, s, z)", "left"),
+        ("d = Clip (c, zero, six) e = Add (d, c) y = QuantizeLinear (e, s, z)", "left"),
+        ("d = Clip (c, zero, six) e = Relu (d) y = QuantizeLinear (e, s, z)", "left"),
+        (
+            "d = Relu (c) e = QuantizeLinear (d, s, l) f = DequantizeLinear (e, s, l) y = QuantizeLinear (f, s, z)",
+            "left",
+        ),
     ],
 )
 def test_codes_that_reach_beyond_a_bound_leave_the_convolution_in_integers(
-    behind: str, fired: int, tmp_path: Path
+    behind: str, done: str, tmp_path: Path
 ) -> None:
     """What is rounded to the same codes before as behind is the same number."""
     rng = np.random.default_rng(1)
     given = {"s": np.float32(0.0625), "w": rng.integers(-9, 9, (8, 8, 3, 3)).astype(np.int8), "n": np.int8(0)}
     given |= {"z": np.uint8(32), "o": np.uint8(0), "l": np.uint16(32)}
     given |= {name: np.float32(x) for name, x in (("zero", 0), ("six", 6), ("minus", -1.03), ("far", -3))}
+    given |= {"step": np.float32(-1.95), "near": np.float32(-1.975)}
     proto = models.model(
         REACH + behind + " }", {k: v for k, v in given.items() if f"{k}" in f"{REACH}{behind}"}, 21, 10
     )
     model = load(proto)
     infer_shapes(model)
-    assert apply(model, passes()["fold_relu"], {"below": True}).fired == fired
+    assert apply(model, passes()["fold_relu"], {"below": True}).fired == (done != "left")
     made = to_proto(model)
+    assert ("Clip" in models.op_types(made) or "Relu" in models.op_types(made)) == (done != "folded")
     feed = {"q": rng.integers(0, 256, (1, 8, 6, 6)).astype(np.uint8)}
     [expected], [found] = models.run(proto, feed), models.run(made, feed)
     assert np.abs(expected.astype(int) - found).max() <= 1 and (expected == found).mean() > 0.99
-    assert not fired or "QLinearConv" in runs(made, tmp_path)
+    assert done == "left" or "QLinearConv" in runs(made, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "second", "behind"),
+    [
+        (4, "DequantizeLinear (q, s, o)", "y = Relu (m)"),  # too small
+        (96, "DequantizeLinear (q, s, o)", "c = QuantizeLinear (m, s, o) y = DequantizeLinear (c, s, o)"),  # integers
+        (96, "DequantizeLinear (w, s, o)", "y = Relu (m)"),  # weights
+        (96, "Relu (d)", "y = Tanh (m)"),  # numbers, not codes
+    ],
+)
+def test_other_products_stay_as_they_are(rows: int, second: str, behind: str) -> None:
+    text = f"""g (uint8[1, {rows}, 4] q) => (float[1, {rows}, {rows}] y) {{ d = DequantizeLinear (q, s, o)
+        e = {second} t = Transpose <perm = [0, 2, 1]> (e) m = MatMul (d, t) {behind} }}"""
+    given = {"s": np.float32(0.02), "o": np.uint8(120), "w": np.ones((1, rows, 4), np.uint8)}
+    proto = models.model(text, {name: given[name] for name in given if name != "w" or "(w," in second}, 17)
+    assert rewritten(proto)[1] == models.op_types(proto)

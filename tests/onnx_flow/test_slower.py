@@ -204,6 +204,13 @@ SINGLE = {
         35,
         16 * 7 * 9,
     ),
+    "sound of odd channels": (
+        "(float[1, 7, 9] x) => (float[1, 16, 7] y) { y = Conv (x, w) }",
+        (16, 7, 3),
+        "Conv 1D odd",
+        112,
+        16 * 7 * 21,
+    ),
     "points of a sound": (
         "(float[1, 8, 9] x) => (float[1, 20, 9] y) { y = Conv (x, w) }",
         (20, 8, 1),
@@ -259,6 +266,31 @@ def test_a_node_takes_what_its_row_says(name: str) -> None:
     expected = [time(kind, form, each, products) for form, each in zip(("float", "integer"), counts, strict=True)]
     assert slower._node_times(node) == pytest.approx(expected)
     assert expected[0] != pytest.approx(expected[1])
+
+
+@pytest.mark.parametrize(
+    ("body", "one"),
+    [
+        ("m = MatMul (x, z) y = Mul (m, f)", True),
+        ("m = MatMul (x, z) y = Mul (f, m)", True),
+        ("m = MatMul (x, z) y = Div (m, f)", True),
+        ("m = MatMul (x, z) y = Div (f, m)", False),
+        ("m = MatMul (x, z) y = Mul (m, row)", False),
+        ("m = MatMul (x, z) n = Neg (m) y = Mul (m, f)", False),
+        ("m = Add (x, z) y = Mul (m, f)", False),
+        ("m = Gemm (x, z) y = Mul (m, f)", False),
+        ("m = MatMul (x, z) y = Mul (m, x)", False),
+    ],
+)
+def test_a_number_behind_a_product_costs_a_float_kernel_nothing(body: str, one: bool) -> None:
+    shapes, scalars = ({"row": (8,)}, []) if "row" in body else ({}, ["f"] if "f)" in body or "(f" in body else [])
+    graph = list(loaded(f"g (float[8, 8] x, float[8, 8] z) => (float[8, 8] y) {{ {body} }}", shapes, scalars).graph)
+    chosen = {graph[0], graph[-1]}
+    units = slower._units(graph, chosen)
+    times = [slower._node_times(node) for node in (graph[0], graph[-1])]
+    assert len(units) == (1 if one else 2)
+    assert units[0].float_time == times[0][0]
+    assert sum(unit.integer_time for unit in units) == pytest.approx(times[0][1] + times[1][1])
 
 
 #: Shapes of input and weight, group, microseconds in float and in integers (ONNX Runtime 1.31, AVX-512 VNNI).

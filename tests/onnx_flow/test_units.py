@@ -160,6 +160,7 @@ MEASURED = "m = ReduceMean<axes = [1]>(x)"
         f"{MEASURED} i = Reciprocal(m) z = Mul(x, i)",
         f"{MEASURED} i = Div(one, m) z = Mul(x, i)",
         f"{MEASURED} i = Pow(m, less) z = Mul(x, i)",
+        f"{MEASURED} l = Relu(m) i = Pow(m, l) z = Mul(x, i)",  # an exponent that is not known
         f"{MEASURED} l = Log(m) n = Neg(l) i = Exp(n) z = Mul(x, i)",  # trained exponents: PCEN
         "m = Relu(x) z = LayerNormalization(m, g)",  # small rows were nothing: 0 dB
         "m = Relu(x) z = MeanVarianceNormalization<axes = [1]>(m)",
@@ -183,11 +184,14 @@ def test_forms_of_a_normalization(made: str) -> None:
         "h = MatMul(x, w) u = Mul(h, std) y = Add(u, mean)",  # a picture again
         "a = ReduceMean<axes = [1]>(x) z = Mul(x, a) h = MatMul(z, w) y = Relu(h)",  # a gate of its own
         "a = ReduceMean<axes = [1]>(x) z = Add(x, a) h = MatMul(z, w) y = Relu(h)",  # nothing is taken off
+        "a = ReduceMean<axes = [1]>(x) k = Div(a, two) z = Mul(x, k) h = MatMul(z, w) y = Relu(h)",  # nor divided by
         "a = ReduceMean<axes = [1]>(x) y = Sub(x, a)",  # no layer
+        "y = LpNormalization(x)",  # the same
         "h = MatMul(x, w) a = ReduceMean<axes = [1]>(h) y = Sub(h, a)",  # of features
         "r = Relu(x) d = Sub(r, far) z = Div(d, units) h = MatMul(z, w) y = Relu(h)",  # of features, too
         "h = MatMul(x, w) u = Mul(h, units) r = Relu(u) y = MatMul(r, w)",  # no output
         "h = MatMul(x, narrow) r = Relu(h) y = MatMul(r, narrow)",  # no channel that would be lost
+        "e = Gather(w, i) z = LpNormalization(e) y = MatMul(z, w)",  # embeddings
         "e = Gather(w, i) q = Mul(e, e) m = ReduceMean<axes = [1]>(q) z = Mul(e, m) y = MatMul(z, w)",  # embeddings
     ],
 )
@@ -195,7 +199,7 @@ def test_what_changes_no_units(body: str) -> None:
     numbers = {"mean": np.array([0.485, 0.456, 0.406], np.float32), "std": np.array([0.229, 0.224, 0.225], np.float32)}
     numbers |= {"w": models.normal(3, 3), "units": np.array([1e-3, 1, 1e3], np.float32)}
     numbers["narrow"] = np.diag([1, 0.01, 0]).astype(np.float32)
-    numbers["far"] = np.array([1e5, 1, 1], np.float32)
+    numbers |= {"far": np.array([1e5, 1, 1], np.float32), "two": np.array(2, np.float32)}
     read = {name: array for name, array in numbers.items() if f"{name})" in body or f"({name}" in body}
     model = inferred(models.model(f"g (float[8,3] x, float[8,3] g, int64[8] i) => (float y) {{ {body} }}", read))
     assert changes_units(model) == set()

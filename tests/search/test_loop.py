@@ -50,6 +50,7 @@ def test_the_cheapest_plan_that_holds_is_found_although_losses_do_not_add_up(wor
 
 def test_a_metric_that_is_no_sum_is_reached_too() -> None:
     target = parse_target("top1>=0.9", METRICS, function=True)
+    assert parse_target("cosine>=5", METRICS, function=True).value == 5, "a metric of one's own has a range of its own"
     found, tried = cheapest(study(), Question(target, "size"), lambda plan: 1 - math.sqrt(truth(plan)) / 10)
     assert tried[found] >= 0.9 and size(found) < size(["high"] * 6)
 
