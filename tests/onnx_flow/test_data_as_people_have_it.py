@@ -565,3 +565,15 @@ def test_options_of_pictures_are_heeded_where_either_kind_of_samples_is_pictures
     given = [str(tmp_path / name) for name in (("d.npz", "p") if pictures_judge else ("p", "d.npz"))]
     words = ["onnx", "quantize", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "q.onnx"), "-p", "A8W8"]
     assert main([*words, "--data", given[0], "--eval-data", given[1], "--mean", "0.5"]) == 0
+
+
+def test_data_sets_by_name_are_told_from_a_sample() -> None:
+    """What ``datasets.load_dataset`` gives without ``split`` has one data set a part."""
+
+    class Rows:
+        column_names = ("image",)
+
+    proto = models.model("g (float[2] image) => (float[2] y) { y = Relu (image) }", {}, 17)
+    for part in (Rows(), [{"image": [1.0, 2.0]}]):
+        with pytest.raises(DataError, match=r"several data sets, \['train'\], by name: give one, as \['train'\]"):
+            ModelQuantizer(QConfig.get_default_config("A8W8")).quantize_model(proto, None, {"train": part})

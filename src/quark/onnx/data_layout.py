@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from quark.errors import DataError
 from quark.onnx.data import Feed, Samples, samples_of
 from quark.onnx.graph.model import ModelInput as Source
 
@@ -65,7 +66,13 @@ def widened(feed: Mapping[str, np.ndarray], wide: Set[str]) -> Feed:
 
 def as_reader(model_input: Source, data: Any) -> Any:
     """What people give as samples: loaders, datasets, arrays and lists of tuples behind ``DatasetReader``; readers,
-    lists of feeds, and what can be iterated only once, as they are."""
+    lists of feeds, and what can be iterated only once, as they are.
+
+    Raises:
+        DataError: several data sets by name, as ``datasets.load_dataset`` gives without ``split``.
+    """
+    if isinstance(data, Mapping) and (parts := [name for name, rows in data.items() if _has_rows(rows)]):
+        raise DataError(f"the calibration data are several data sets, {parts}, by name: give one, as [{parts[0]!r}]")
     if data is None or hasattr(data, "get_next") or isinstance(data, (Mapping, str, bytes, Samples)):
         return data
     from quark.onnx.data_sets import DatasetReader
@@ -81,6 +88,11 @@ def as_reader(model_input: Source, data: Any) -> Any:
 
 def _is_feed(item: Any) -> bool:
     return isinstance(item, Mapping) and all(isinstance(value, np.ndarray) for value in item.values())
+
+
+def _has_rows(item: Any) -> bool:
+    rows = isinstance(item, (list, tuple)) and bool(item) and isinstance(item[0], Mapping)
+    return rows or hasattr(item, "column_names")
 
 
 def _is_row(item: Any) -> bool:
