@@ -265,7 +265,7 @@ COUNTS: dict[str, tuple[str, int, list[str]]] = {
         1,
         ["the codes behind it reach 12, beyond its upper bound 6", "its lower bound is -6.0"],
     ),
-    "fold_relu": ("quantized_clips", 3, ["reach 12, beyond 6", "reach -6.04724, beyond 0"]),
+    "fold_relu": ("quantized_clips", 3, ["reach -6.04724, beyond 0", "reach 12, beyond 6"]),
     "copy_shared_init": ("concat_norm", 3, []),
     "copy_bias_init": ("concat_norm", 1, []),
 }

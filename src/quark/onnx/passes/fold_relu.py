@@ -43,12 +43,13 @@ LOWEST = {"INT8": -128, "UINT8": 0, "INT16": -32768, "UINT16": 0}
 #: Those that ONNX Runtime computes in integers, between DequantizeLinear and QuantizeLinear of 8 bits.
 _INTEGER = frozenset(["Conv", "Gemm", "MatMul", "Add", "Mul"])
 _EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
-PRODUCERS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Sub", "BatchNormalization"])
+PRODUCERS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Sub", "BatchNormalization", "Clip"])
 
 
 def run(model: ir.Model, below: Below = False) -> PassReport:
     """Rewrite a quantized ``model`` in place; a float model has no place for it."""
-    nodes = (node for node in nodes_of(model, "Relu", "Clip") if not below or _bounds(node)[0] < 0)
+    all_of = reversed(list(nodes_of(model, "Relu", "Clip")))  # of two in a row the second goes first
+    nodes = (node for node in all_of if not below or _bounds(node)[0] < 0 or _is_behind_clip(node))
     report = rewrite_each(model, "fold_relu", nodes, lambda node: why_not(node) or node, _fold)
     rest = nodes_of(model, "Relu", "Clip") if below else []
     return report + rewrite_each(model, "fold_relu", rest, _codes_behind, _round_before)
@@ -83,6 +84,11 @@ def why_not(node: ir.Node) -> str | None:
         if beyond > 0.501 * step:  # a range of which 0 is the middle ends half a step beyond its end
             return f"the codes behind it reach {end:g}, beyond {bound:g}"
     return None
+
+
+def _is_behind_clip(node: ir.Node) -> bool:
+    maker = None if node.inputs[0] is None else node.inputs[0].producer()
+    return maker is not None and maker.op_type == "Clip"
 
 
 def _bounds(node: ir.Node) -> tuple[float, float]:
