@@ -19,10 +19,11 @@ convolutions of images (up to 4 channels), and those that make less than 16 chan
 one by one, a kernel's rows for each place, and for those of volumes what the kernel covers at each place, in float of
 each channel, in integers of all channels of a group at once. Of depthwise ones of channels that are no multiple of 4
 they are what the kernel covers: in float at a stride, in integers with each channel beyond groups of 8 as 9. Kernels
-compute 16 channels at a time: products of convolutions of pictures and sounds are those of whole groups of 16.
-Depthwise convolutions of channels that are a multiple of 8, of 4, and of none, have rows of their own, and so have
-those of 1x1 that read or make channels that are no multiple of 4, which integer kernels copy one by one; of sounds,
-those of 1 copy nothing in float, and of both kinds those of such channels have rows, too.
+compute 16 channels at a time: products of convolutions of pictures and sounds are those of whole groups of 16, of
+sounds in places, too (one place counts as 4). Depthwise convolutions of channels that are a multiple of 8, of 4, and of
+none, have rows of their own, and so have those of 1x1 that read or make channels that are no multiple of 4, which
+integer kernels copy one by one; of sounds, those of 1 copy nothing in float, and of both kinds those of such channels
+have rows, too.
 For an LSTM they are the gates that are computed; its integer form is DynamicQuantizeLSTM.
 """
 

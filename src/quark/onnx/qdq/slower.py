@@ -265,8 +265,9 @@ def convolution(shape: Sequence[int], group: int, products: float) -> tuple[str,
     if group > 1 and read > 1:
         return "Conv grouped", products
     if len(kernel) == 1:
-        one = "Conv 1D 1" if kernel[0] == 1 else "Conv 1D"
-        return ("Conv 1D depthwise", products) if group > 1 else (f"{one}{odd}", whole)
+        one, places = "Conv 1D 1" if kernel[0] == 1 else "Conv 1D", products / math.prod(shape)
+        computed = 4 if places <= 1 else max(places, _TOGETHER)  # one is a sum of rows, several take as long as 16
+        return ("Conv 1D depthwise", products) if group > 1 else (f"{one}{odd}", whole * computed / (places or 1))
     if group > 1:
         even = next(size for size in (_TOGETHER, 8, 4, 1) if made % size == 0)  # float kernels want 4
         return "Conv depthwise" if even == _TOGETHER else f"Conv depthwise {even}", products if even == 1 else whole
