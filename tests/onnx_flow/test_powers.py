@@ -11,6 +11,7 @@ from quark.onnx.graph.model import load
 from quark.onnx.qdq.powers import saturating_powers
 
 HALVED = "u = Mul (s, root) t = Tanh (u) o = Add (t, one) g = Mul (h, o) e = Mul (g, half)"
+CHAIN = "q0 = Mul (q, cubic) " + " ".join(f"q{k + 1} = Add (q{k}, one)" for k in range(10))
 #: The graph from h to e, and the tensors of the nodes that stay float.
 FORMS = {
     "a power": (f"c = Pow (h, three) k = Mul (c, cubic) s = Add (h, k) {HALVED}", "c k s u t"),
@@ -19,6 +20,7 @@ FORMS = {
     "a square": ("q = Mul (h, h) u = Mul (q, cubic) e = Sigmoid (u)", "q u e"),
     "no power": ("u = Mul (h, root) e = Tanh (u)", ""),
     "two layers": ("b = MatMul (x, v) u = Mul (h, b) e = Sigmoid (u)", ""),
+    "a long way": ("q = Mul (h, h) " + CHAIN + " e = Tanh (q10)", ""),
     "no polynomial": ("q = Mul (h, h) r = Sqrt (q) u = Mul (r, h) e = Tanh (u)", ""),
 }
 

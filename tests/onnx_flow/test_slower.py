@@ -218,6 +218,13 @@ SINGLE = {
         20 * 24,
         32 * 24 * 8,
     ),
+    "no point of a sound": (
+        "(float[1, 8, 2] x) => (float[1, 20, 0] y) { y = Conv (x, w) }",
+        (20, 8, 3),
+        "Conv 1D",
+        16,
+        0,
+    ),
     "one point of a sound": (
         "(float[1, 8, 1] x) => (float[1, 20, 1] y) { y = Conv (x, w) }",
         (20, 8, 1),
