@@ -23,7 +23,7 @@ from quark.dataclass import dataclass
 from quark.onnx.bodies import place_of
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
-from quark.onnx.graph.quantized import DEQUANTIZE, QUANTIZE, dequantizer
+from quark.onnx.graph.quantized import DEQUANTIZE, QUANTIZE, code_type, dequantizer
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import prove_shapes, static_shape
@@ -295,9 +295,7 @@ def _is_code(value: ir.Value | None) -> bool:
     while value is not None:
         source = dequantizer(value)
         if source is not None:
-            codes, zero_point = source.inputs[0], input_at(source, 2)
-            typed = zero_point if zero_point is not None else codes
-            return typed is None or typed.dtype is None or typed.dtype.name in _CODES
+            return code_type(source) in _CODES
         maker = value.producer()
         if maker is None or maker.op_type not in MOVES_VALUES or maker.op_type == "Cast":
             return False
