@@ -142,7 +142,8 @@ quark.unregister_format("fp8_e3m4")
 
 Elements have 2 to 8 bits and saturate; a `Float` has a sign, and without mantissa bits its values are powers of two;
 every code is checked to come back from its value before the row is taken. A
-program that reads a file in such a format registers it first: without, the file is refused by the format's name.
+program that reads a file in such a format registers it first, a command with
+[`--extension`](cli.md#names-of-your-own): without, the file is refused by the format's name.
 `quark.unregister_format(name)` forgets it. Formats of other programs (GGUF, compressed-tensors, GPTQ) have no word
 for it and refuse it.
 

@@ -10,7 +10,8 @@ finished is kept, and results are the same in the same order.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
 from typing import Any, Literal
@@ -21,6 +22,27 @@ BACKENDS = ("threading", "loky", "dask", "ray")
 MOST = 1024  # workers; each is a thread or a process of this machine or of a cluster
 PORTION = 2  # calls per worker that are handed to a backend which returns them together
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # what ``joblib.delayed(function)(...)`` makes
+
+
+_BEFORE: dict[Callable[..., Any], tuple[Any, ...]] = {}
+
+
+@contextmanager
+def before_calls(function: Callable[..., Any], *positional: Any) -> Iterator[None]:
+    """Meanwhile every process that is not this one calls ``function`` before each call of ``results``."""
+    _BEFORE[function] = positional
+    try:
+        yield
+    finally:
+        del _BEFORE[function]
+
+
+def _prepared(before: Mapping[Callable[..., Any], tuple[Any, ...]], call: Call) -> Any:
+    """A call in a process of its own."""
+    for function, positional in before.items():
+        function(*positional)
+    function, positional, named = call
+    return function(*positional, **named)
 
 
 def delayed(function: Callable[..., Any], *positional: Any) -> Call:
@@ -53,6 +75,8 @@ def results(
         raise ConfigError(f"workers is {workers}; at most {MOST} are taken")
 
     backend, _ = joblib.parallel.get_active_backend(prefer=prefer)
+    if _BEFORE and not getattr(backend, "supports_sharedmem", False):
+        calls = (delayed(_prepared, dict(_BEFORE), call) for call in calls)
     streams = bool(getattr(backend, "supports_return_generator", False))
     kind = "list" if not streams else "generator" if ordered else "generator_unordered"
     parallel = joblib.Parallel(workers, prefer=prefer, return_as=kind, pre_dispatch=ahead, batch_size=1)

@@ -44,7 +44,7 @@ APART = {
     "its first bytes, whatever they are": ("onnx.graph.other_formats",),
     "a digest of bytes, whatever they are": ("files.identity", "search.function.digest_of"),
     "read to tell our results from others, bytes only": ("files.ours",),
-    "code of the user's, which is run": ("search.function.load_function", "cli.transformation.register"),
+    "code of the user's, which is run": ("search.function.run_file", "cli.transformation.register"),
     "a package of Python's that is imported": ("migration.finder.exec_module",),
     "data of the demonstration": ("demo.data",),
     "fuzzed elsewhere than in an undamaged case": (

@@ -14,7 +14,7 @@ from quark.errors import QuarkError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; ``arguments`` are those of the process when they are not given.
 
-    ``--verbose`` may stand anywhere: more is told about an error.
+    ``--verbose`` may stand anywhere: more is told about an error. So may ``--extension FILE.py``: it runs first.
 
     Returns:
         The exit code. An error that a user's input can cause is one sentence and the page that helps; anything else is
@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbose = "--verbose" in given and given[:2] != ["onnx", "tool"]
     words_given = [one for one in given if not verbose or one != "--verbose"]
     try:
-        with rare_collections(), told_once(), _silence() if "--json" in given else nullcontext():
+        quiet = _silence() if "--json" in given else nullcontext()
+        with rare_collections(), told_once(), quiet, _extended(words_given) as words_given:
             command, way, rest = _called(words_given)
             command(args=rest, prog_name=way)
     except QuarkError as error:
@@ -46,6 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _extended(words: list[str]) -> AbstractContextManager[list[str]]:
+    """The words without those that name files of the user's, which run now."""
+    if not any(word.startswith("--extension") for word in words):
+        return nullcontext(words)
+    from quark.cli.extensions import extended
+
+    return extended(words)
 
 
 def _called(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -88,6 +89,17 @@ Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show more about an error; may follow any command.")]
 
 
+Extension = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--extension",
+        metavar="FILE.py",
+        help="Run this file first, which registers formats, calibration methods or algorithms of your own; may follow "
+        "any command, and be repeated.",
+    ),
+]
+
+
 @app.callback()
-def top(version: Version = False, verbose: Verbose = False) -> None:
+def top(version: Version = False, verbose: Verbose = False, extension: Extension = None) -> None:
     """Quantize trained models."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 import yaml
 
 from quark.cli.beside import recipe_beside
+from quark.cli.extensions import command_line
 from quark.cli.output import print_json, say, show, write_lines
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
@@ -52,7 +52,7 @@ def command(asked: Auto) -> str:
     told |= {"seq-len": asked.seq_len} if folder else {"workers": asked.workers if asked.workers != 1 else None}
     words += [word for name in asked.exclude for word in ("--exclude", name)]
     words += [word for name, value in told.items() if value is not None for word in (f"--{name}", str(value))]
-    return shlex.join(words if folder else [*words, "--overwrite"])
+    return command_line(words if folder else [*words, "--overwrite"])
 
 
 def percent(part: float) -> str:
@@ -97,7 +97,7 @@ def recipe_text(request: Auto, values: Mapping[str, Any], words: Sequence[str]) 
     """The configuration file that makes the winner again, with the command that reads it."""
     told = {"found": {"by": MARK, "model": request.model.name, "for": request.goal}}
     given = f"--config {next(recipe_beside(vars(request))).path.name} --data …"
-    return f"# {MARK}\n# {shlex.join(words)} {given}\n" + yaml.safe_dump({**values, **told}, sort_keys=False)
+    return f"# {MARK}\n# {command_line(words)} {given}\n" + yaml.safe_dump({**values, **told}, sort_keys=False)
 
 
 def result_line(found: Outcome[Any], why: str, miss: str) -> Line:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import typer
 
+from quark.cli.extensions import command_line
 from quark.cli.output import print_json, say, show, write_lines, write_page
 from quark.cli.quantization import demanded
 from quark.cli.requests import Compare
@@ -101,7 +101,7 @@ def _verdict(request: Compare, path: Path, found: Comparison) -> Verdict:
     lines = judge_all(subject, None, found)
     lost = any(line.bad and line.subject == "accuracy" for line in lines)
     words = ["quark", "auto", str(request.model), *subject.source, "-o", str(path.with_name(f"{path.stem}_best.onnx"))]
-    advice = [f"what an expert would try, not tried: {shlex.join(words)}"] if lost else []
+    advice = [f"what an expert would try, not tried: {command_line(words)}"] if lost else []
     return Verdict(tuple(lines), (*advice, *remedies(subject, lines)))
 
 

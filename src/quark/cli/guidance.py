@@ -56,6 +56,7 @@ BY_PLACE: tuple[tuple[str, str], ...] = (
 #: Option that the sentence begins with -> page, wherever it was raised.
 BY_FLAG: dict[str, str] = {
     "--algorithm": "docs/choose.md#algorithms",
+    "--extension": "docs/cli.md#names-of-your-own",
     "--preprocess": "docs/cli.md#samples",
     "--preset": "docs/choose.md#presets",
     "--set": "docs/options.md",

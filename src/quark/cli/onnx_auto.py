@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -26,6 +25,7 @@ from quark.cli.auto_request import (
     why_not,
     why_table,
 )
+from quark.cli.extensions import command_line
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
@@ -218,7 +218,7 @@ def _next(request: Auto, found: OnnxOutcome) -> tuple[str, ...]:
     model, samples, own = str(request.model), source_words(request.source), request.libraries
     if found.solved and found.confirmed:
         operators = [] if own is None else ["--custom-ops", own]
-        return (shlex.join(["quark", "onnx", "compare", model, str(request.output), *samples, *operators]),)
+        return (command_line(["quark", "onnx", "compare", model, str(request.output), *samples, *operators]),)
     if found.winner.choice is None:
         return (command(replace(request, purpose="size")),) if request.goal != "size" else ("use the float model",)
     if told := again(request, found, _lost(found), parse_drop(request.drop) or DROP):
@@ -226,7 +226,7 @@ def _next(request: Auto, found: OnnxOutcome) -> tuple[str, ...]:
     words = ["quark", "onnx", "search", model, *samples, "--target", "sqnr>=20", "-o", "plan.yaml"]
     words += [word for name in request.exclude for word in ("--exclude", name)]
     words += [] if own is None else ["--set", f"{LIBRARIES}={own}"]
-    return (f"find the layers that need more bits: {shlex.join(words)}",)
+    return (f"find the layers that need more bits: {command_line(words)}",)
 
 
 def _why(found: OnnxOutcome) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from quark.cli.beside import preprocessing_beside
+from quark.cli.extensions import with_own
 from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
-from quark.cli.own_algorithms import with_own
 from quark.cli.requests import Decided, Quantize
 from quark.cli.settings import parse_settings
 from quark.cli.source_options import SampleSource, source_words

@@ -53,7 +53,7 @@ Preset = Annotated[
         "-p",
         show_default=DEFAULT_PRESET,
         autocompletion=preset_names,
-        help="A configuration by name; `quark presets` lists them.",
+        help="A configuration by name (`quark presets` lists them), or two data types as in `uint8/int8@channel`.",
     ),
 ]
 ConfigFile = Annotated[

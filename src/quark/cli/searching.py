@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from quark.cli.common import Wanted
+from quark.cli.extensions import command_line
 from quark.cli.quantization import CHECKED, Check, check_of, demanded
 from quark.cli.requests import Rank, SearchRequest, Tried
 from quark.cli.search_output import tell_plan, tell_study, write_both
@@ -130,7 +130,7 @@ def _following(request: SearchRequest, wanted: Wanted) -> str:
     output = wanted.output.with_name(f"{request.model.stem}_mixed.onnx")
     judged_on = [] if wanted.eval_data is None else ["--eval-data", str(wanted.eval_data)]
     words = ["quark", "onnx", "quantize", str(request.model), "-o", str(output), "--config", str(wanted.output)]
-    return shlex.join([*words, *source_words(request.source), *judged_on])
+    return command_line([*words, *source_words(request.source), *judged_on])
 
 
 def _again(request: SearchRequest, wanted: Wanted, lines: Sequence[Line], timed: bool) -> list[str]:
@@ -146,7 +146,7 @@ def _again(request: SearchRequest, wanted: Wanted, lines: Sequence[Line], timed:
     words += ["--config", str(request.config)] if request.config else ["--preset", request.chosen]
     words += [word for name in request.candidates for word in ("-c", name)]
     words += ["--budget", "latency" if slow else wanted.budget, *source_words(request.source)]
-    return [f"not good enough? not tried: {shlex.join(words)}"]
+    return [f"not good enough? not tried: {command_line(words)}"]
 
 
 def _shown(parts: Split, whole: Any) -> tuple[list[Feed], str]:

@@ -40,7 +40,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "How it runs": (
         *("--device", "--threads", "--backend", "--workers", "--custom-ops", "--trust-remote-code", "--verbose"),
-        *("--version", "--install-completion", "--show-completion"),
+        *("--extension", "--version", "--install-completion", "--show-completion"),
     ),
 }
 _ORDER = [name for names in SECTIONS.values() for name in names]

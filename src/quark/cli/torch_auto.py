@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +24,7 @@ from quark.cli.auto_request import (
     why_not,
     why_table,
 )
+from quark.cli.extensions import command_line
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
@@ -205,7 +205,7 @@ def _next(request: Auto, found: TorchOutcome) -> str:
         return f"{request.output / 'README.md'} says how {found_program(request)} loads it"
     if found.solved and found.confirmed:
         measured = [*data, "--seq-len", str(request.seq_len)] if target.metric == "perplexity" else ["--metric", TASK]
-        return shlex.join(["quark", "torch", "evaluate", str(request.output), *measured])
+        return command_line(["quark", "torch", "evaluate", str(request.output), *measured])
     lost = abs(found.winner.value - found.float_value) / abs(found.float_value) if found.float_value else math.nan
     known = not found.solved and target.metric in ("perplexity", "metric")
     if told := again(request, found, lost if known else None, 0.0):
@@ -213,7 +213,7 @@ def _next(request: Auto, found: TorchOutcome) -> str:
     asked = f"{target.metric}{'>=' if target.least else '<='}{target.value:.6g}"
     words = ["quark", "torch", "search", str(request.model), *data, "--target", asked, "-o", "plan.yaml"]
     words += ["--for", found_program(request), "-c", found.winner.values["scheme"], "-c", FLOAT]
-    return f"find the layers that need more bits: {shlex.join(words)}"
+    return f"find the layers that need more bits: {command_line(words)}"
 
 
 def _facts(found: TorchOutcome, verdict: Verdict) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark.cli.own_algorithms import with_own
+from quark.cli.extensions import with_own
 from quark.cli.torch_refusals import (
     CONVERT_NEEDS,
     check_algorithms,

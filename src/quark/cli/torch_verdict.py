@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quark.cli.extensions import command_line
 from quark.cli.output import print_json, say, show, write_lines
 from quark.cli.torch_request import FolderJob
 from quark.config.file_formats import PROGRAMS, row_of
@@ -126,7 +127,7 @@ def following(request: FolderJob, facts: Mapping[str, Any], accuracy: Line) -> s
         return MEASURES.get(facts["format"], EVALUATE).format(output=shlex.quote(str(request.output)))
     if accuracy.bad and data is not None:
         words = ["quark", "auto", str(request.model), "--data", str(data), "--for", purpose_of(request, facts)]
-        return f"try what else this program reads: {shlex.join([*words, '-o', f'{request.output}-auto'])}"
+        return f"try what else this program reads: {command_line([*words, '-o', f'{request.output}-auto'])}"
     return f"{request.output / 'README.md'} says how each program loads it"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,6 +16,7 @@ from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
+from quark.cli.extensions import command_line
 from quark.config.plan import Plan
 from quark.config.presets import get_preset
 from quark.dataclass import dataclass
@@ -242,7 +242,7 @@ def command(subject: Subject, choice: Choice) -> str:
     kept += ["--layout", subject.layout] if subject.layout else []
     flags = ["--config", str(subject.file), *choice.flags()[2:]] if subject.keeps_file(choice) else choice.flags()
     words = ["quark", "onnx", "quantize", model, "-o", output, *flags, *subject.source, *subject.judged_on, *kept]
-    return shlex.join(words)
+    return command_line(words)
 
 
 def longer(subject: Subject, choice: Choice) -> str:
@@ -254,7 +254,7 @@ def longer(subject: Subject, choice: Choice) -> str:
     words = ["quark", "auto", str(subject.model), *subject.source, "--for", purpose, "-o", str(place)]
     words += [word for name in subject.exclude for word in ("--exclude", name)]
     words += [] if subject.libraries is None else ["--custom-ops", str(subject.libraries)]
-    return f"try everything, with more bits where they help: {shlex.join(words)}"
+    return f"try everything, with more bits where they help: {command_line(words)}"
 
 
 def remedies(subject: Subject, lines: Iterable[Line]) -> list[str]:
@@ -319,7 +319,7 @@ def _explained(subject: Subject) -> str:
     left = [one.name for one in float_layers(subject.shares)[:1]]
     named = [name for name in left if brief(name) == name]  # without a name it lists every layer
     words = ["quark", "onnx", "explain", str(subject.named or subject.output), *named]
-    return f"why layers stay in float: {shlex.join(words)}"
+    return f"why layers stay in float: {command_line(words)}"
 
 
 #: What helps where a line is bad, by its subject.

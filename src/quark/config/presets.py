@@ -1,6 +1,13 @@
 """The presets: one row per name. A row is plain data; the dialects turn it into their own configuration objects.
 
-Every name is accepted as it stands and with ``_CONFIG`` or ``_QCONFIG`` behind it.
+Every name is accepted as it stands and with ``_CONFIG`` or ``_QCONFIG`` behind it. Beside the names two data types are
+a preset, ``ACTIVATION[:METHOD]/WEIGHT[@SCALES]``:
+
+    uint8/int4       data types of ``quark.numerics.formats``; types below 8 bits have a scale per channel, others one
+    uint8/int4@32    a scale for every 32 elements along the axis that is summed; also @channel and @tensor
+    uint8:mse/int4   the range of activations by that method of ``quark.observers.SEARCHES``; else by their extremes
+
+Signed types are symmetric, unsigned activations have a zero point. ``float/int4`` is for single layers only.
 """
 
 from __future__ import annotations
@@ -16,9 +23,13 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
-from quark.numerics.formats import get_format
-from quark.numerics.granularity import Channel, Group, Tensor
+from quark.numerics.formats import FORMATS, get_format
+from quark.numerics.granularity import Channel, Granularity, Group, Tensor
+from quark.observers import SEARCHES
 
+FLOAT = "float"
+#: Integers of fewer bits get a scale per channel when nothing is said.
+_COARSE_BITS = 8
 #: What a preset can be for.
 HARDWARE = ("cpu", "npu", "gpu")
 _CPU = ("cpu",)
@@ -272,12 +283,88 @@ PRESETS |= {f"{name}_PER_CHANNEL": _per_channel(row) for name, row in PRESETS.it
 
 
 def get_preset(name: str) -> Preset:
-    """The row of a preset name, with or without ``_CONFIG`` or ``_QCONFIG``.
+    """The row of a preset name, with or without ``_CONFIG`` or ``_QCONFIG``; or one of two data types.
 
     Raises:
-        ConfigError: no such preset; the nearest name is shown.
+        ConfigError: no such preset or data type; the nearest name is shown.
     """
+    if isinstance(name, str) and "/" in name:
+        return _of_types(name)
     for suffix in ("_QCONFIG", "_CONFIG", ""):
         if isinstance(name, str) and name.endswith(suffix) and name.removesuffix(suffix) in PRESETS:
             return PRESETS[name.removesuffix(suffix)]
     raise ConfigError(unknown("preset", name, PRESETS))
+
+
+def _of_types(name: str) -> Preset:
+    layer = layer_of_types(name, "the preset")
+    if layer.inputs is None or layer.weight is None:
+        raise ConfigError(f"the preset {name!r}: float activations are for single layers, under layers of --config")
+    return Preset("Two data types.", layer.inputs, layer.weight, hardware=())
+
+
+def layer_of_types(name: str, what: str = "the candidate") -> LayerSpec:
+    """The specs that two data types stand for.
+
+    Args:
+        name: as above.
+        what: it is, for errors.
+
+    Raises:
+        ConfigError: no such data type or method, or scales that the type does not have.
+    """
+    whole = f"{what} {name!r}"
+    first, _, second = name.partition("/")
+    activation, _, method = first.partition(":")
+    weight, _, scales = second.partition("@")
+    inputs = None if activation == FLOAT else calibrated(_activation(activation, whole), method, whole)
+    if inputs is None and method:
+        raise ConfigError(f"{whole}: float activations have no range that {method!r} could find")
+    return LayerSpec(inputs, _weight(weight, scales, whole), None, inputs)
+
+
+def calibrated(spec: TensorSpec, method: str, whole: str) -> TensorSpec:
+    """The spec with another calibration method, where one is named.
+
+    Args:
+        method: empty, or a name of ``quark.observers.SEARCHES``.
+        whole: what is asked for, in words, for errors.
+
+    Raises:
+        ConfigError: no such method.
+    """
+    if not method:
+        return spec
+    if method not in SEARCHES:
+        raise ConfigError(f"{whole}: {unknown('calibration method', method, SEARCHES)}")
+    return replace(spec, method=method, settings=())
+
+
+def _format(name: str, whole: str) -> str:
+    if name not in FORMATS:
+        raise ConfigError(f"{whole}: {unknown('data type', name, FORMATS)}")
+    return name
+
+
+def _activation(name: str, whole: str) -> TensorSpec:
+    return TensorSpec(_format(name, whole), symmetric=not name.startswith("uint"))
+
+
+def _weight(name: str, scales: str, whole: str) -> TensorSpec:
+    row = get_format(_format(name, whole))
+    if isinstance(row, Block):
+        if scales:
+            raise ConfigError(f"{whole}: blocks of {name} bring their own scales; leave @{scales} out")
+        return TensorSpec(name)
+    if not scales:
+        scales = "channel" if isinstance(row, Int) and row.bits < _COARSE_BITS else "tensor"
+    return TensorSpec(name, symmetric=True, granularity=_granularity(scales, whole))
+
+
+def _granularity(scales: str, whole: str) -> Granularity:
+    known: dict[str, Granularity] = {"tensor": Tensor(), "channel": Channel(-1)}
+    if scales in known:
+        return known[scales]
+    if scales.isdigit() and int(scales) > 0:
+        return Group(-1, int(scales))
+    raise ConfigError(f"{whole}: {unknown('scales', scales, [*known, '32 (elements per scale)'])}")

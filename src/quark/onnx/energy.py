@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from quark.onnx.coverage import coverage
 from quark.onnx.layer_runs import FloatModelFiles
-from quark.onnx.quantization.config.candidates import FLOAT, candidate
+from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.tuners import split
+from quark.search.values import FLOAT
 
 
 def macs_of(common: FloatModelFiles) -> dict[str, float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,26 @@ def load_function(text: str, option: str = "--metric") -> Callable[..., Any]:
     path = Path(file)
     if not file or not name or (path.suffix != ".py" and not path.exists()):
         raise ConfigError(f"{option} {text!r}: give a file and a function in it, as in task.py:accuracy")
+    function = getattr(run_file(file, option, text), name, None)
+    if not callable(function):
+        raise ConfigError(f"{option}: {str(path)!r} has no function {name!r}")
+    return _guarded(function, path, f"{option} {text!r}")
+
+
+def run_file(file: str, option: str, typed: str | None = None) -> ModuleType:
+    """The module that a Python file makes; what it raises ends in a ``ConfigError`` with its line.
+
+    Args:
+        file: its path.
+        option: that it was given with, for errors.
+        typed: what was typed there, where that is more than the path.
+
+    Raises:
+        ConfigError: no such file, or it cannot be run.
+    """
+    path = Path(file)
     if not path.is_file():
-        raise ConfigError(f"{option} {text!r}: the file {file!r} does not exist")
+        raise ConfigError(f"{option} {(typed or file)!r}: the file {file!r} does not exist")
     if path.suffix != ".py":
         raise ConfigError(f"{option}: {str(path)!r} is not a Python file")
     loader = _Traceless(path.stem, str(path))
@@ -61,10 +79,7 @@ def load_function(text: str, option: str = "--metric") -> Callable[..., Any]:
         raise ConfigError(f"{option}: {str(path)!r} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
     _guarded(lambda: loader.exec_module(module), path, f"{option}: {str(path)!r}")()
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"{option}: {str(path)!r} has no function {name!r}")
-    return _guarded(function, path, f"{option} {text!r}")
+    return module
 
 
 def _guarded(function: Callable[..., Any], path: Path, who: str) -> Callable[..., Any]:
