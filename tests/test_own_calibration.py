@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,42 @@ def test_what_cannot_be_is_refused(made_up: str) -> None:
             quark.unregister_calibration(name)
     with pytest.raises(ConfigError, match="at most 65536"):
         registry.rows_of(made_up, registry.MOST_ROWS + 1, None, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        ("typed", {"factor": "high"}, "the calibration method 'typed': factor='high' must be a finite number"),
+        ("typed", {"factor": float("nan")}, "factor=nan must be a finite number"),
+        ("typed", {"factor": True}, "factor=True must be a finite number"),
+        ("typed", {"rounds": 2.5}, "rounds=2.5 must be an integer"),
+        ("typed", {"mode": 3}, "mode=3 must be text"),
+        ("typed", {"both": 1}, "both=1 must be True or False"),
+        ("typed", {"bins": "many"}, "bins='many' must be an integer"),
+        ("mse", {"symmetric": 3}, "symmetric=3 must be True or False or None"),
+        ("layerwise_percentile", {"candidates": 5}, "candidates=5 must be a list"),
+        ("layerwise_percentile", {"candidates": ["a"]}, "must be a list, each entry of its type"),
+        ("entropy", {"levels": 0}, "levels of the calibration method entropy is 0; it must be 1 or more"),
+        ("mse_percentile", {"percentile": 300}, "Percentile is 300; it must be between 0 and 100"),
+        ("moving_minmax", {"constant": 5}, "the constant of a moving average is 5; it must be between 0 and 1"),
+    ],
+)
+def test_settings_are_of_their_types(method: str, settings: dict[str, Any], words: str) -> None:
+    """As annotated or, where nothing is, of the type of the default; both flows ask the row of the method."""
+
+    def typed(statistic: Any, grid: Any, factor=3, rounds: int = 2, mode="a", both=False, free=None) -> Any:  # type: ignore[no-untyped-def]
+        return statistic.lo, statistic.hi
+
+    quark.register_calibration("typed", typed)
+    try:
+        torch_model(config_of("per_tensor", "typed", factor=2, free=[1], both=True))
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            torch_model(config_of("per_tensor", method, **settings))
+        if method == "typed":
+            with pytest.raises(ConfigError, match=re.escape(words)):
+                q.QTensorConfig(calibration_method=method, calibration_settings=settings).to_spec()
+    finally:
+        quark.unregister_calibration("typed")
 
 
 @pytest.mark.parametrize("returned", [None, 1.0, (0.0, 1.0, 2.0), (np.nan, 1.0), (1.0, -1.0), ("0", "1"), (W, W)])

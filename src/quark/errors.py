@@ -1,4 +1,4 @@
-"""The errors a user can meet, and the sentence they share.
+"""The errors a user can meet, the sentence they share, and the checks of names and types that end in it.
 
 Every message names the thing (field, file, tensor, node), the value that was given, what is allowed, and the nearest
 match when there is one. All of them are ``ValueError`` so that code written for another tool keeps catching them.
@@ -7,8 +7,14 @@ match when there is one. All of them are ``ValueError`` so that code written for
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
-from typing import Any, TypeVar
+import math
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 T = TypeVar("T")
 
@@ -111,3 +117,44 @@ def check_names(
     """The same for each of several values."""
     for value in values:
         check_name(kind, value, allowed, error)
+
+
+def is_of(value: object, hint: Any, none_is_empty: bool = False) -> bool:
+    """Whether a value is of the type of a field: a number, text, list, path or dictionary; others are left to bounds.
+
+    Numbers are finite, and True is none.
+    """
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(is_of(value, one, none_is_empty) for one in inner)
+    if kind in (int, float):
+        number: Any = value if isinstance(value, Integral if kind is int else Real) else math.inf
+        return not isinstance(value, bool) and bool(abs(number) <= sys.float_info.max)
+    if value is None and none_is_empty and kind in (list, str):
+        return True
+    if kind in (list, tuple, Sequence):
+        each = inner[0] if inner else object
+        return isinstance(value, list | tuple) and all(is_of(one, each, none_is_empty) for one in value)
+    return isinstance(value, Mapping if kind is dict else kind if kind in PLAIN else object)
+
+
+def words_of(hint: Any) -> str:
+    """What a value of a type is, in words."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return " or ".join(dict.fromkeys(WORDS.get(get_origin(one) or one, str(one)) for one in kinds))
+
+
+PLAIN = (bool, str, NoneType, os.PathLike, Path)
+WORDS: dict[Any, str] = {
+    int: "an integer",
+    float: "a finite number",
+    bool: "True or False",
+    str: "text",
+    list: "a list, each entry of its type",
+    tuple: "a list, each entry of its type",
+    Sequence: "a list, each entry of its type",
+    dict: "a dictionary",
+    os.PathLike: "a path",
+    Path: "a path",
+    NoneType: "None",
+}

@@ -23,7 +23,7 @@ from quark.onnx import (
     XInt8Spec,
 )
 from quark.onnx.algorithms.stages import TRANSFORMS, TUNES
-from quark.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS, from_dict
+from quark.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS, checked, from_dict
 
 SPECS = {"int8": Int8Spec(calibration_method=CalibMethod.MinMax), "xint8": XInt8Spec()}
 #: Fewer steps than by default, so that the test is short.
@@ -100,6 +100,12 @@ def test_a_configuration_goes_through_a_dictionary(name: str) -> None:
 
 
 def test_unknown_algorithms_and_fields_are_named() -> None:
+    for entry, words in (
+        (CalibrationSearchConfig, r"CalibrationSearchConfig is a class: write CalibrationSearchConfig\(\)"),
+        ("gptq", "unknown algorithm 'gptq'"),
+    ):
+        with pytest.raises(ConfigError, match=f"^algo_config: {words}"):
+            checked([entry])
     with pytest.raises(ConfigError, match=r"adaroundd.*adaround"):
         from_dict({"name": "adaroundd"})
     with pytest.raises(ConfigError, match=r"num_iteration'.*num_iterations"):

@@ -15,6 +15,7 @@ from torch import nn
 
 from quark.algorithms import rounders
 from quark.errors import ConfigError, DataError
+from quark.onnx.quantization.config import algorithm as of_onnx
 from quark.torch import ModelQuantizer
 from quark.torch.algorithms.answers import answers, walk_of
 from quark.torch.algorithms.blocks import find_blocks
@@ -324,8 +325,16 @@ def test_algorithms_in_files() -> None:
         AlgoConfig.from_dict({"name": "gtpq"})
     with pytest.raises(ConfigError, match="Did you mean 'block_size'"):
         AlgoConfig.from_dict({"name": "gptq", "blocksize": 3})
-    with pytest.raises(TypeError, match="algo_config"):
-        QConfig(INT4, algo_config=["gptq"])  # type: ignore[list-item]
+    for entry, words in (
+        ("gptq", "unknown algorithm 'gptq'"),
+        (GPTQConfig, r"GPTQConfig is a class: write GPTQConfig\(\)"),
+        (of_onnx.GPTQConfig(), "this GPTQConfig is of quark.onnx"),
+    ):
+        with pytest.raises(TypeError, match=f"algo_config must be a list of algorithms: {words}"):
+            QConfig(INT4, algo_config=[entry])  # type: ignore[list-item]
+    for entry in (GPTQConfig, GPTQConfig()):
+        with pytest.raises(ConfigError, match=r"this GPTQConfig is of quark\.torch; the other flow has"):
+            of_onnx.checked([entry])
 
 
 def test_a_change_is_taken_where_it_surely_gains() -> None:

@@ -7,10 +7,7 @@ it returns on that grid, and keep it where it loses less on the calibration data
 from __future__ import annotations
 
 import inspect
-import math
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -18,13 +15,13 @@ import numpy as np
 from quark.algorithms.columns import Columns
 from quark.algorithms.names import TAKEN, same
 from quark.dataclass import dataclass
-from quark.errors import ConfigError
+from quark.errors import ConfigError, is_of, words_of
 
 Function = Callable[..., np.ndarray]
 GIVEN = 3
 """Arguments that the flows give: the weight, what is known of its inputs, its grid."""
-KINDS = {bool: "True or False", int: "an integer", float: "a finite number", str: "text"}
-"""Types of settings, and what they may be."""
+KINDS = (bool, int, float, str)
+"""Types of settings."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,8 @@ class OwnAlgorithm:
             ConfigError: the first one, its value and what it may be.
         """
         for name, default in self.settings.items():
-            if not is_like(values[name], default):
-                raise ConfigError(f"{self.name}: {name}={values[name]!r:.80} must be {KINDS[type(default)]}")
+            if not is_of(values[name], type(default)):
+                raise ConfigError(f"{self.name}: {name}={values[name]!r:.80} must be {words_of(type(default))}")
 
     def rounded(self, weight: np.ndarray, hessian: np.ndarray, grid: Columns, values: Mapping[str, Any]) -> np.ndarray:
         """The weight [out, in] on its grid, float32.
@@ -70,14 +67,6 @@ class OwnAlgorithm:
 
 OWN: dict[str, OwnAlgorithm] = {}
 """By name, those that are registered."""
-
-
-def is_like(value: object, default: object) -> bool:
-    """Whether a setting is of the type of its default; numbers are finite, True is none, integers are numbers."""
-    if isinstance(default, bool | str):
-        return isinstance(value, type(default))
-    number: Any = value if isinstance(value, Integral if isinstance(default, int) else Real) else math.inf
-    return not isinstance(value, bool) and bool(abs(number) <= sys.float_info.max)
 
 
 def own_algorithm(name: str, function: Function, others: Iterable[str] = ()) -> OwnAlgorithm:

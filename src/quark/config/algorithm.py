@@ -6,22 +6,16 @@ together is its ``check``. Files name an algorithm and its fields, which ``read`
 
 from __future__ import annotations
 
-import math
-import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
-from numbers import Integral, Real
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import numpy as np
 
 from quark.config.known_fields import KnownFields
 from quark.dataclass import dataclass
-from quark.errors import ConfigError, check_name, check_names
+from quark.errors import ConfigError, check_name, check_names, is_of, unknown, words_of
 
 
 @dataclass(frozen=True)
@@ -132,6 +126,23 @@ def read(data: Mapping[str, Any], names: Mapping[str, str], known: Mapping[str, 
     return kind(**given)
 
 
+def not_one(entry: object, kinds: Iterable[type[AlgorithmSettings]]) -> str:
+    """Why an entry of ``algo_config`` is no algorithm of a dialect, in words.
+
+    Args:
+        entry: the entry.
+        kinds: the classes of the dialect.
+    """
+    names = {kind.__name__: kind for kind in kinds}
+    kind: Any = entry if isinstance(entry, type) else type(entry)
+    if entry in names.values():
+        return f"{kind.__name__} is a class: write {kind.__name__}()"
+    if issubclass(kind, AlgorithmSettings):
+        flow = ".".join(kind.__module__.split(".")[:2])
+        return f"this {kind.__name__} is of {flow}; the other flow has classes of its own: {', '.join(names)}"
+    return unknown("algorithm", entry, names)
+
+
 def plain(value: Any) -> Any:
     """A value as files hold it: NumPy's numbers are those of Python."""
     return value.item() if isinstance(value, np.generic) else value
@@ -145,42 +156,3 @@ def types_of(owner: Any) -> Mapping[str, Any]:
     except NameError:
         return {}
     return {item.name: hints[item.name] for item in fields(owner)}
-
-
-def is_of(value: object, hint: Any, none_is_empty: bool = False) -> bool:
-    """Whether a value is of the type of a field: a number, text, list, path or dictionary; others are left to bounds.
-
-    Numbers are finite, and True is none.
-    """
-    kind, inner = get_origin(hint) or hint, get_args(hint)
-    if kind in (Union, UnionType):
-        return any(is_of(value, one, none_is_empty) for one in inner)
-    if kind in (int, float):
-        number: Any = value if isinstance(value, Integral if kind is int else Real) else math.inf
-        return not isinstance(value, bool) and bool(abs(number) <= sys.float_info.max)
-    if value is None and none_is_empty and kind in (list, str):
-        return True
-    if kind in (list, tuple):
-        return isinstance(value, list | tuple) and all(is_of(one, inner[0], none_is_empty) for one in value)
-    return isinstance(value, Mapping if kind is dict else kind if kind in PLAIN else object)
-
-
-def words_of(hint: Any) -> str:
-    """What a value of a type is, in words."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return " or ".join(dict.fromkeys(WORDS.get(get_origin(one) or one, str(one)) for one in kinds))
-
-
-PLAIN = (bool, str, NoneType, os.PathLike, Path)
-WORDS = {
-    int: "an integer",
-    float: "a finite number",
-    bool: "True or False",
-    str: "text",
-    list: "a list, each entry of its type",
-    tuple: "a list, each entry of its type",
-    dict: "a dictionary",
-    os.PathLike: "a path",
-    Path: "a path",
-    NoneType: "None",
-}

@@ -23,6 +23,7 @@ from functools import cached_property
 import numpy as np
 
 from quark.dataclass import dataclass
+from quark.errors import ConfigError
 from quark.numerics.affine import Grid, fake_quantize
 from quark.numerics.formats import Block
 from quark.numerics.granularity import Channel
@@ -63,6 +64,8 @@ def search_both(statistic: Histogram, grid: Grid, levels: int = 128) -> tuple[fl
 
 def _least_divergence(statistic: Histogram, grid: Grid, levels: int, both: bool) -> tuple[float, float]:
     """The range of least divergence, one-sided or ``both`` ways."""
+    if levels < 1:
+        raise ConfigError(f"the setting levels of the calibration method entropy is {levels}; it must be 1 or more")
     counts, width = magnitudes(statistic)
     if counts.size <= levels or not width:
         return statistic.lo, statistic.hi

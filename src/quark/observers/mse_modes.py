@@ -25,7 +25,7 @@ from quark.numerics.formats import get_format
 from quark.observers import mse
 from quark.observers.histogram import Histogram
 from quark.observers.mse import Rows, Span
-from quark.observers.percentile import DEFAULT
+from quark.observers.percentile import DEFAULT, share_of
 from quark.observers.statistics import MinMax, State
 
 PERCENTILES = (99.9, 99.99, 99.999, 99.9999)
@@ -112,9 +112,13 @@ def most_common(statistic: Votes, grid: Grid) -> tuple[float, float]:
 def within_percentile(
     statistic: Histogram, grid: Grid, percentile: float = DEFAULT, symmetric: bool | None = None
 ) -> tuple[float, float]:
-    """The range of least squared error of the values within a percentile of |x|."""
+    """The range of least squared error of the values within a percentile of |x|.
+
+    Raises:
+        ConfigError: the percentile is outside 0..100.
+    """
     values, weights = statistic.points()
-    inside = np.abs(values) <= statistic.magnitude_quantile(percentile / 100)
+    inside = np.abs(values) <= statistic.magnitude_quantile(share_of(percentile))
     if not inside.any():
         return mse.search(statistic, grid, symmetric)
     lo, hi = mse.search_points(values[inside], weights[inside], grid, symmetric)

@@ -30,12 +30,22 @@ def search(
     Raises:
         ConfigError: the percentile is outside 0..100.
     """
-    if not 0 <= percentile <= 100:
-        raise ConfigError(f"Percentile is {percentile}; it must be between 0 and 100")
+    share = share_of(percentile)
     if symmetric:
-        return clipped(statistic, statistic.magnitude_quantile(percentile / 100))
+        return clipped(statistic, statistic.magnitude_quantile(share))
     outside = (100 - percentile) / 200
     return statistic.quantile(outside), statistic.quantile(1 - outside)
+
+
+def share_of(percentile: float) -> float:
+    """The share of the values, 0 to 1, that a percentage is.
+
+    Raises:
+        ConfigError: the percentile is outside 0..100.
+    """
+    if not 0 <= percentile <= 100:
+        raise ConfigError(f"Percentile is {percentile}; it must be between 0 and 100")
+    return percentile / 100
 
 
 def clipped(statistic: Histogram | Tails, threshold: float) -> tuple[float, float]:

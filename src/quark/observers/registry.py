@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat, cast
 import numpy as np
 
 from quark.dataclass import dataclass
-from quark.errors import ConfigError, check_name, check_names
+from quark.errors import ConfigError, check_name, check_names, is_of, words_of
 from quark.numerics.affine import Grid
 from quark.observers import (
     distribution,
@@ -70,8 +70,13 @@ class RangeMethod:
         return (*_keywords(self.statistic, 0), *_keywords(self.search, 2))
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Raise ``ConfigError`` for a setting that the method does not have."""
+        """Raise ``ConfigError`` for a setting that the method does not have, or of another type."""
         check_names(f"setting of the calibration method {self.name!r}", settings, self.settings)
+        kinds = _kinds(self.statistic) | _kinds(self.search)
+        for name, kind in kinds.items():
+            if name in settings and not is_of(settings[name], kind):
+                said = f"{name}={settings[name]!r:.80} must be {words_of(kind)}"
+                raise ConfigError(f"the calibration method {self.name!r}: {said}")
 
     def observe(self, settings: Mapping[str, Any]) -> Statistic:
         """A fresh statistic."""
@@ -117,6 +122,18 @@ def _is_range(found: object) -> bool:
 @cache
 def _keywords(function: Callable[..., Any], skip: int) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)[skip:]
+
+
+@cache
+def _kinds(function: Callable[..., Any]) -> dict[str, Any]:
+    """Types of arguments, as annotated, or those of plain defaults: 3 may be any number."""
+    try:
+        every = inspect.signature(function, eval_str=True).parameters.values()
+    except NameError:  # an annotation that only a type checker knows
+        every = inspect.signature(function).parameters.values()
+    plain = {bool: bool, int: float, float: float, str: str}
+    shown = {one.name: plain.get(type(one.default), object) for one in every}
+    return shown | {one.name: one.annotation for one in every if one.annotation is not one.empty}
 
 
 def _taken(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from quark.errors import DataError
+from quark.errors import ConfigError, DataError
 
 State = dict[str, np.ndarray]
 Own = TypeVar("Own", bound="Statistic")
@@ -110,9 +110,14 @@ class MovingMinMax:
 
     Args:
         constant: weight c of the newest sample, 0..1.
+
+    Raises:
+        ConfigError: another weight.
     """
 
     def __init__(self, constant: float = 0.01) -> None:
+        if not 0 <= constant <= 1:
+            raise ConfigError(f"the constant of a moving average is {constant}; it must be between 0 and 1")
         self.constant = float(constant)
         self.count = 0
         self._sums = np.zeros(2)

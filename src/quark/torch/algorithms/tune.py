@@ -195,7 +195,8 @@ def say_untuned(context: ModelContext, inside: list[str], blocks: dict[str, nn.M
     if left and not inside:
         shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
         rest = "%d others are rounded to nearest: %s"
-        log.warning(f"only linear layers in decoder blocks are tuned; {rest}", len(left), shown)
+        where = "" if "" in blocks else " in decoder blocks"
+        log.warning(f"only linear layers{where} are tuned; {rest}", len(left), shown)
 
 
 def check_inside(inside: list[str], context: ModelContext, blocks: dict[str, nn.Module]) -> None:

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from quark import __version__
+from quark.config.algorithm import not_one
 from quark.config.known_fields import KnownFields, check_switches
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
@@ -308,10 +309,13 @@ def is_names(value: Any) -> bool:
 
 def check_algorithms(configs: list[AlgoConfig] | None) -> None:
     """A list of algorithms, or None."""
-    if configs is not None and not (isinstance(configs, list) and all(isinstance(x, AlgoConfig) for x in configs)):
-        known = ", ".join(sorted(cls.__name__ for cls in AlgoConfig.registry.values()))
-        raise TypeError(f"the field algo_config must be a list of algorithms ({known}), not {configs!r}")
+    if configs is not None and not isinstance(configs, list):
+        raise TypeError(f"the field algo_config must be a list of algorithms such as GPTQConfig(), not {configs!r:.80}")
     for one in configs or []:
+        if not isinstance(one, AlgoConfig):
+            raise TypeError(
+                f"the field algo_config must be a list of algorithms: {not_one(one, AlgoConfig.registry.values())}"
+            )
         one.__post_init__()
 
 

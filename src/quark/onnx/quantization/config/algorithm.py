@@ -8,10 +8,10 @@ from typing import Any, ClassVar, cast
 
 from quark.algorithms.names import ONNX
 from quark.algorithms.own import OwnAlgorithm
-from quark.config.algorithm import ALIKE, COUNT, NOT_NEGATIVE, Allowed, Bounds, one_of, read
+from quark.config.algorithm import ALIKE, COUNT, NOT_NEGATIVE, Allowed, Bounds, not_one, one_of, read
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.quantization.config.algo_base import AlgoConfig
 from quark.onnx.quantization.config.finetune import AdaQuantConfig, AdaRoundConfig, AutoRoundConfig
@@ -371,9 +371,7 @@ def checked(algorithms: Any, field: str = "algo_config") -> tuple[AlgoConfig, ..
         raise ConfigError(f"{field} is a list of algorithm configurations such as CLEConfig(), not {algorithms!r}")
     for entry in algorithms:
         if not isinstance(entry, AlgoConfig) or not entry.name:
-            kinds = [kind.__name__ for kind in ALGO_NAME_TO_CLASS.values()]
-            shown = entry.__name__ if isinstance(entry, type) else entry
-            raise ConfigError(f"{field}: {unknown('algorithm', shown, kinds)}")
+            raise ConfigError(f"{field}: {not_one(entry, ALGO_NAME_TO_CLASS.values())}")
     names = [entry.name for entry in algorithms]
     for name in names:
         if names.count(name) > 1:
