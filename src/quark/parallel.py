@@ -88,6 +88,13 @@ def results(
         yield from parallel(portion)
 
 
+def in_threads(calls: Iterable[Call], workers: int) -> Iterator[Any]:
+    """The same in order, by threads where joblib is set to nothing; one worker calls them here, one by one."""
+    if workers == 1 and is_serial():
+        return (function(*positional, **named) for function, positional, named in calls)
+    return results(calls, workers, "threads")
+
+
 def shares_memory(prefer: Literal["threads", "processes"] = "threads") -> bool:
     """Whether the workers of joblib are threads of this process; ``prefer``: where joblib is set to nothing."""
     import joblib

@@ -2,11 +2,14 @@
 
 noise    Σ over outputs  Σ (x − y)² / Σ x²     x: float outputs, y: those of the other model; adds up over layers
 kl       mean over positions of  Σ p log(p / q),  p, q: softmax of the first output along its last axis, in nats
+
+``Outputs`` are running sums, ``Loss`` keeps the energies of every sample, so that two models can be compared sample by
+sample (``quark.measure.gain``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 
 import numpy as np
@@ -15,6 +18,8 @@ from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.measure.distance import Distance
 
+#: Tensors of one sample, by name.
+Values = Mapping[str, np.ndarray]
 #: The measures of a model that changes nothing.
 EXACT = {"sqnr": float("inf"), "cosine": 1.0, "mse": 0.0, "psnr": float("inf"), "noise": 0.0, "kl": 0.0}
 
@@ -27,7 +32,7 @@ class Outputs:
     divergence: float = 0.0
     positions: int = 0
 
-    def update(self, reference: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray], kl: bool) -> None:
+    def update(self, reference: Values, values: Values, kl: bool) -> None:
         """Add one sample; outputs whose shape depends on values, and differs, are left out."""
         for number, (name, x) in enumerate(reference.items()):
             y = values[name]
@@ -82,3 +87,48 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     x = x.astype(np.float64)
     x = x - x.max(axis=-1, keepdims=True)
     return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Energies of the difference and of the float model's answer, [samples, outputs]:  Σ over outputs  N / S."""
+
+    noise: np.ndarray
+    signal: np.ndarray
+
+    @property
+    def total(self) -> float:
+        """The loss over all samples."""
+        return float(_relative(self.noise.sum(0), self.signal.sum(0)).sum())
+
+    @property
+    def each(self) -> np.ndarray:
+        """[samples]: the loss of every sample alone."""
+        return np.asarray(_relative(self.noise, self.signal).sum(1))
+
+
+def joined(losses: Iterable[Loss]) -> Loss:
+    """The loss over the samples of several."""
+    parts = list(losses)
+    return Loss(np.concatenate([one.noise for one in parts]), np.concatenate([one.signal for one in parts]))
+
+
+def loss_of(pairs: Iterable[tuple[Values, Values]]) -> Loss:
+    """The loss over samples, of each of which all outputs of both models are given, the float model's first."""
+    energies = np.array([_energies(*pair) for pair in pairs], np.float64)
+    return Loss(energies[..., 0], energies[..., 1])
+
+
+def _energies(expected: Values, found: Values) -> list[tuple[float, float]]:
+    """(noise, signal) of every output; nothing of those that are not floats or change their shape."""
+    row = []
+    for name, x in expected.items():
+        here = Distance()
+        if x.dtype.kind == "f" and x.shape == found[name].shape:
+            here.update(x, found[name])
+        row.append((here.noise, here.signal))
+    return row
+
+
+def _relative(noise: np.ndarray, signal: np.ndarray) -> np.ndarray:
+    return np.where(signal > 0, noise / np.where(signal > 0, signal, 1), noise > 0)

@@ -165,11 +165,7 @@ def _results(
         parallel.delayed(trial, common, unit.name, unit.op_type, unit.tensors[name], metric, name)
         for (unit, name), *_ in alike.values()
     )
-    if workers == 1 and parallel.is_serial():
-        done: Iterator[Any] = (function(*args) for function, args, _ in calls)
-    else:
-        done = parallel.results(calls, workers, "threads")
-    for same, measured in zip(alike.values(), done, strict=True):
+    for same, measured in zip(alike.values(), parallel.in_threads(calls, workers), strict=True):
         yield from (((unit.name, name), measured) for unit, name in same)
 
 

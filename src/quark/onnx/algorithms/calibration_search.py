@@ -22,8 +22,9 @@ from quark.config.job import Job
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.measure.gain import surest, typical_gain
+from quark.measure.outputs import Loss, joined
 from quark.onnx.algorithms.context import JobContext
-from quark.onnx.algorithms.losses import Loss, Reference, distance, joined
+from quark.onnx.algorithms.losses import Reference, distance
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport

@@ -20,8 +20,9 @@ from typing import Any
 import onnx_ir as ir
 
 from quark.measure.gain import Gain, gain, surest
+from quark.measure.outputs import Loss
 from quark.onnx.algorithms.context import JobContext
-from quark.onnx.algorithms.losses import Loss, Reference, distance
+from quark.onnx.algorithms.losses import Reference, distance
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport

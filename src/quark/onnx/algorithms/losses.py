@@ -1,52 +1,22 @@
-"""How far a quantized model is from the float one, output by output and sample by sample.
+"""What a float model answers, kept to be compared with, and how far quantized models are from it.
 
-    loss(model)  Σ over outputs  N / S       N = Σ (x − y)², S = Σ x²      x: float, y: quantized; sums over the samples
-
-What a lead is worth says ``quark.measure.gain``.
+The loss is that of ``quark.measure.outputs``; what a lead is worth says ``quark.measure.gain``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import onnx_ir as ir
 
 from quark.config.options import Options
-from quark.dataclass import dataclass
-from quark.measure.distance import Distance
+from quark.measure.outputs import Loss, Values, loss_of
 from quark.onnx.graph.run import Feed, Runner, trim_heap
 from quark.onnx.graph.session import Runtime
 
 #: Bytes of answers that are kept, and samples that are kept in any case.
 BUDGET, FEWEST = 1 << 26, 8
-#: Tensors of one sample, by name.
-Values = Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Energies of the difference and of the float model's answer, [samples, outputs]."""
-
-    noise: np.ndarray
-    signal: np.ndarray
-
-    @property
-    def total(self) -> float:
-        """The loss over all samples."""
-        return float(_relative(self.noise.sum(0), self.signal.sum(0)).sum())
-
-    @property
-    def each(self) -> np.ndarray:
-        """[samples]: the loss of every sample alone."""
-        return np.asarray(_relative(self.noise, self.signal).sum(1))
-
-
-def joined(losses: Iterable[Loss]) -> Loss:
-    """The loss over the samples of several."""
-    parts = list(losses)
-    return Loss(np.concatenate([one.noise for one in parts]), np.concatenate([one.signal for one in parts]))
 
 
 class Reference:
@@ -76,7 +46,7 @@ class Reference:
 def distance(reference: Reference, quantized: ir.Model) -> Loss:
     """The loss of a quantized model."""
     runner = Runner(quantized, reference.names, (), reference.runtime)
-    return _loss(_row(reference.names, expected, runner.run(feed).values) for feed, expected in reference)
+    return loss_of((expected, runner.run(feed).values) for feed, expected in reference)
 
 
 def answers(model: ir.Model, feeds: Iterable[Feed], options: Options) -> list[Values]:
@@ -104,29 +74,8 @@ def distance_to(expected: Sequence[Values], model: ir.Model, feeds: Iterable[Fee
     Args:
         expected: of ``answers``.
     """
-    names = list(expected[0])
-    runner = Runner(model, names, (), replace(Runtime.of(options), as_given=True))
-    loss = _loss(_row(names, one, runner.run(feed).values) for one, feed in zip(expected, feeds, strict=False))
+    runner = Runner(model, list(expected[0]), (), replace(Runtime.of(options), as_given=True))
+    loss = loss_of((one, runner.run(feed).values) for one, feed in zip(expected, feeds, strict=False))
     del runner
     trim_heap()
     return loss
-
-
-def _loss(rows: Iterable[list[tuple[float, float]]]) -> Loss:
-    energies = np.array(list(rows), np.float64)
-    return Loss(energies[..., 0], energies[..., 1])
-
-
-def _row(names: Iterable[str], expected: Values, found: Values) -> list[tuple[float, float]]:
-    """(noise, signal) of every output; nothing of those that are not floats or change their shape."""
-    row = []
-    for name in names:
-        here = Distance()
-        if expected[name].dtype.kind == "f" and expected[name].shape == found[name].shape:
-            here.update(expected[name], found[name])
-        row.append((here.noise, here.signal))
-    return row
-
-
-def _relative(noise: np.ndarray, signal: np.ndarray) -> np.ndarray:
-    return np.where(signal > 0, noise / np.where(signal > 0, signal, 1), noise > 0)

@@ -48,15 +48,13 @@ from quark.onnx.quantization.config.config import merged_layer, with_options
 from quark.onnx.quantization.config.mixprecision import AutoMixprecisionConfig
 from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
+from quark.search.changes import taken
 from quark.search.function import digest_of, load_function, number_of
-from quark.search.loop import LOSS_OF, Question, cheapest
-from quark.search.target import Target
+from quark.search.loop import LOSS_OF
 from quark.search.trials import Measured, Pair, all_measured
-from quark.search.values import Study, Trial, plan_key, total
+from quark.search.values import plan_key
 
 SOURCE = "auto_mixprecision"
-#: What a layer may be in a search, and what the search saves.
-GIVEN, TARGET, LAYERS = "given", "target", "layers"
 #: From a metric to what adds up over layers.
 LOSSES = {"l2": lambda value: value * abs(value), "sqnr": LOSS_OF["sqnr"], "psnr": LOSS_OF["psnr"]}
 log = logging.getLogger(__name__)
@@ -235,7 +233,7 @@ class _Decider:
 
         def measure(left: Sequence[Pair]) -> Iterator[tuple[Pair, Measured]]:
             calls = (parallel.delayed(self._metric, [tasks[pair]], common) for pair in left)
-            values = _run(calls, self.config.worker_num)
+            values = parallel.in_threads(calls, self.config.worker_num)
             return ((pair, {"value": value}) for pair, value in zip(left, values, strict=True))
 
         told = partial(self.context.progress, SOURCE)
@@ -263,26 +261,18 @@ class _Decider:
         if bound == 0:
             return scores, value(scores)
 
-        def of(plan: Sequence[str]) -> list[TargetScore]:
-            return [one for one, name in zip(scores, plan, strict=True) if name == TARGET]
-
-        base = self._loss(value(()))
-        study = _study(scores, self.config.metric_optimize_object == "speed", [self._gain(one, base) for one in scores])
-        left = base - total(study, "loss", (GIVEN,) * len(scores))  # what is not of single layers
-        left = left if math.isfinite(left) else 0.0
-        target = Target("loss", False, self._loss(bound) - left)
-        question = Question(target, LAYERS, rounds=len(scores) + 1)
-        plan, _ = cheapest(study, question, lambda plan: self._loss(value(of(plan))) - left)
-        metric = value(of(plan))
-        if not target.met(self._loss(metric) - left):
+        chosen, met = taken(
+            [one.candidate.name for one in scores],
+            [math.inf if one.value is None else self._loss(one.value) for one in scores],
+            lambda numbers: self._loss(value([scores[k] for k in numbers])),
+            self._loss(bound),
+            self.config.metric_optimize_object == "speed",
+        )
+        metric = value([scores[k] for k in chosen])
+        if not met:
             name = _metric_name(self.config)
             log.warning("automatic mixed precision: %s is %g and does not reach %g", name, metric, bound)
-        return of(plan), metric
-
-    def _gain(self, score: TargetScore, base: float) -> float:
-        """What the model loses less with a layer in the target's precision."""
-        loss = math.inf if score.value is None else self._loss(score.value)
-        return base - loss if math.isfinite(loss) else -math.inf
+        return [scores[k] for k in chosen], metric
 
     def _loss(self, value: float) -> float:
         """The metric as what adds up over layers, where it is one of ours; what is no number is the worst."""
@@ -344,22 +334,6 @@ class _Decider:
         return Journal(path, {"model": model, "data": data, "functions": " ".join(written), **words})
 
 
-def _study(scores: Sequence[TargetScore], speed: bool, gains: Sequence[float]) -> Study:
-    """The scores as a question to a search: the most layers in the target's precision, or the fewest.
-
-    Args:
-        scores: the layers.
-        speed: whether layers are wanted in the target's precision.
-        gains: what each of them loses less in it.
-    """
-    trials = []
-    for one, gain in zip(scores, gains, strict=True):
-        for option, loss, wanted in ((GIVEN, gain, not speed), (TARGET, -gain, speed)):
-            costs = {LAYERS: float(not wanted)}
-            trials.append(Trial(one.candidate.name, "", option, max(loss, 0.0), costs=costs))
-    return Study(tuple(trials), "loss", 0)
-
-
 def _choice(chosen: Sequence[TargetScore]) -> dict[str, int]:
     """The nodes, and the numbers of their targets."""
     return {node: one.target for one in chosen for node in one.candidate.nodes}
@@ -388,10 +362,3 @@ def _metric_name(config: AutoMixprecisionConfig) -> str:
 
 def _loaded(function: Any) -> Callable[..., Any]:
     return load_function(function, "AutoMixprecisionConfig") if isinstance(function, str) else function
-
-
-def _run(calls: Iterable[Any], workers: int) -> Iterator[float]:
-    """Results in order."""
-    if workers == 1:
-        return (function(*args) for function, args, _ in calls)
-    return parallel.results(calls, workers, "threads")

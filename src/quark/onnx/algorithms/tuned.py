@@ -27,9 +27,10 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
 from quark.measure.gain import gain
+from quark.measure.outputs import Loss, Values
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
-from quark.onnx.algorithms.losses import Loss, Values, answers, distance_to
+from quark.onnx.algorithms.losses import answers, distance_to
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, trim_heap
