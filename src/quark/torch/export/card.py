@@ -22,6 +22,7 @@ from quark.errors import printable
 from quark.files.folder import new_folder
 from quark.report import file_size
 from quark.torch.export.model_files import is_copied, name_inside, read_object
+from quark.torch.export.oldest_transformers import OLDEST
 
 CARD = "README.md"
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
@@ -138,7 +139,8 @@ def uses(card: Card, folder: Path) -> str:
         if name in card.not_for:
             unread.append(f"Not for {program.title}: {card.not_for[name]}.")
         elif row is not None and row.works:
-            made.append(f"{program.title} ({row.shown_by}):\n\n" + LOAD[name].format(**given))
+            since = f" {OLDEST} or newer" if name == "transformers" else ""
+            made.append(f"{program.title}{since} ({row.shown_by}):\n\n" + LOAD[name].format(**given))
         elif row is not None and row.scheme != ANY:
             unread.append(f"Not for {program.title}: {row.shown_by}.")
     if card.format == "quark":

@@ -86,10 +86,12 @@ class QuarkLoader(QuarkHfQuantizer):
             if isinstance(module, QuantLayer) or any(isinstance(part, UnfusedExperts) for part in parts):
                 module.__dict__["_is_hf_initialized"] = True
         untie(model)
+        self.loading = model
         return model
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
-        """The model's conversions, and ours before them."""
+    def update_weight_conversions(self, weight_conversions: list[Any], *given: Any) -> list[Any]:
+        """The model's conversions, and ours before them; the model itself is ``given`` since transformers 5.21 only."""
+        model = self.loading
         model.__dict__["_quark_conversions"] = [(copy.copy(step), step) for step in weight_conversions]
         base = model.base_model_prefix
         names = model.state_dict()
@@ -102,6 +104,7 @@ class QuarkLoader(QuarkHfQuantizer):
         return [ByLayer(layers, renames, base), *scales, *converters]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        del self.loading
         steps = model.__dict__.pop("_quark_conversions")  # renames that no file needed would be undone in those written
         model._weight_conversions = [kept for kept, used in steps if hasattr(used, "operations") or used.was_used()]
         check_loaded(model)

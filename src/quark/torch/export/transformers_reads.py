@@ -18,6 +18,7 @@ its experts, and the method that gives new modules their first values.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,7 @@ from quark.torch.config.tensor import QTensorConfig
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
 from quark.torch.export.gptqmodel_reads import METHODS, check_gptqmodel
 from quark.torch.export.model_files import float_dtype, is_untied
+from quark.torch.export.oldest_transformers import why_too_old
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of, names_of
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.quantized_layer import QuantLayer, detach, quantized_layers
@@ -232,6 +234,8 @@ def check_custom(model: nn.Module, quantized: Sequence[str], config: QConfig, fo
     Raises:
         ConfigError: the first such layer.
     """
+    if format == "quark" and (old := why_too_old()):
+        raise ConfigError(f"transformers does not load the format quark: {old}")
     if format in METHODS:
         check_gptqmodel(model, quantized, config, format)
         if why := values(model, quantized):
@@ -323,10 +327,14 @@ def conversions_made(described: Mapping[str, Any], names: FileNames, schemes: It
     steps: list[Any] = [step for step in conversions_of(names.model) if hasattr(step, "operations")]
     if not steps:
         return []
+    if old := why_too_old():
+        raise ConfigError(f"transformers does not stack quantized weights when it reads this model: {old}")
     try:
         reader = AutoHfQuantizer.from_config(dict(described))
         reader.validate_environment()
-        return list(reader.update_weight_conversions(copy.deepcopy(steps), ConversionView(names.model, schemes)))
+        update = reader.update_weight_conversions
+        view = [ConversionView(names.model, schemes)] if "model" in inspect.signature(update).parameters else []
+        return list(update(copy.deepcopy(steps), *view))  # without it up to transformers 5.20
     except ValueError:
         return None
 
