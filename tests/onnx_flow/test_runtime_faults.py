@@ -24,6 +24,7 @@ from quark.onnx import (
     QLayerConfig,
     UInt8Spec,
 )
+from quark.onnx.compare import compare
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.qdq.runtime_faults import work_around_faults
 
@@ -266,3 +267,19 @@ def test_a_pool_that_tells_places_tells_those_of_the_largest_values(
     found = onnxruntime.InferenceSession(to_proto(model).SerializeToString()).run(None, feeds)
     np.testing.assert_array_equal(found[1], expected[1])
     np.testing.assert_array_equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("inner", ["a = Conv(x, w)", "b = Conv(x, w) a = Relu(b)"])
+@pytest.mark.parametrize("preset", ["A8W8_CPU", "XINT8", "BF16"])
+def test_zeros_around_what_a_pool_reads_are_kept(inner: str, preset: str, caplog: pytest.LogCaptureFixture) -> None:
+    """ONNX Runtime makes pads of the MaxPool of them, which hold nothing: its float session answers below 0."""
+    text = f"""g (float[1,16,8,8] x) => (float[1,16,4,4] y) {{ {inner} p = Pad(a, around)
+        y = MaxPool<kernel_shape = [3,3], strides = [2,2]>(p) }}"""
+    around = np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    proto = models.model(text, {"w": -np.abs(WEIGHTS["w"]), "around": around})
+    feed = {"x": np.abs(models.feeds(proto)["x"])}
+    made = ModelQuantizer(QConfig.get_default_config(preset)).quantize_model(proto, None, [feed])
+    assert made is not None and compare(proto, made, [feed]).outputs["y"].sqnr > 25, "a float model that keeps them"
+    assert ("leaves out the zeros" in caplog.text) == ("Relu" not in inner)
+    found = onnxruntime.InferenceSession(made.SerializeToString()).run(None, feed)[0]
+    assert (found[:, :, 0] == 0).all() and (found[:, :, :, 0] == 0).all()

@@ -50,6 +50,7 @@ from quark.onnx.npu.substitution import remembering
 from quark.onnx.pipeline import Prepared, finish, prepare, state
 from quark.onnx.preprocessing import Preprocessing, doubts_of
 from quark.onnx.qdq.modes import MODES
+from quark.onnx.qdq.runtime_faults import loses_zeros
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.qdq.slower import all_in_float
 from quark.onnx.ranges import calibrated, samples_of
@@ -104,6 +105,12 @@ class Opened(NamedTuple):
 def _open(model_input: Given, job: Job) -> Opened:
     tell_idle(job)
     source = files.load(model_input)
+    if pool := loses_zeros(source):
+        _log.warning(
+            "ONNX Runtime leaves out the zeros that a Pad puts before the MaxPool %r, in sessions of the float model; "
+            "the quantized model keeps them, and the figures compare it with a float model that keeps them",
+            pool.name,
+        )
     size = file_bytes(model_input) if isinstance(model_input, (str, Path)) else None
     journal, inside = journal_of(source, job, named_files(job)), wants_bodies(source, job.options)
     nodes = all_known(source) if inside else known_nodes(source)

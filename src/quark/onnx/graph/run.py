@@ -33,7 +33,7 @@ from quark.onnx.graph import budget
 from quark.onnx.graph.admission import registered
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.pieces import Pieces, open_in_pieces
-from quark.onnx.graph.session import ON_CPU, RUNTIME_ERRORS, Light, Runtime, quiet_options
+from quark.onnx.graph.session import LEFT_OUT, ON_CPU, RUNTIME_ERRORS, Light, Runtime, quiet_options
 from quark.onnx.graph.surgery import Names, all_nodes, label, opset, remove_unused, tensors_by_name
 from quark.report.process import present, shared
 
@@ -48,7 +48,7 @@ IS_NAN_OPSET = 9
 LARGEST_KEPT = (1 << 25) - (1 << 13)
 #: Bytes by which a process grows before freed memory is looked for, and its size after that was done last.
 GROWTH, _trimmed = 1 << 23, {"size": 0}
-_AS_GIVEN = ("optimization.disable_specified_optimizers", "WeightBiasQuantization")
+_AS_GIVEN = (LEFT_OUT, "WeightBiasQuantization")
 
 
 @dataclass(frozen=True)

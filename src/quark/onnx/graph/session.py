@@ -8,6 +8,9 @@ External data stay in their files: ONNX Runtime maps them itself and lets go of 
 ONNX Runtime's telemetry is off: ``quark`` says so before it is imported; here it is told again, for a process that had
 imported it already.
 
+A MaxPool answers what it says behind a Pad, too: ONNX Runtime (1.31) joins the two, and zeros around values below 0
+are lost.
+
 Not handled: types below a byte (int4 and the like) travel with the protobuf; they are small.
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +39,8 @@ from quark.report import process
 _FOLDER = "session.model_external_initializers_file_folder_path"
 #: Bytes of a protobuf up to which ONNX Runtime gets a copy of it, weights and all.
 COPIED = 1 << 26
+#: Names of optimizers that are not run, with semicolons between them; that of the one that loses zeros.
+LEFT_OUT, _LOSES_ZEROS = "optimization.disable_specified_optimizers", "Pad_Fusion"
 CPU = ("CPUExecutionProvider",)
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     _state.EPFail,
@@ -144,6 +150,8 @@ def open_light(
     """``open_session`` of a model that is in its form for ONNX Runtime already."""
     if light.folder is not None:
         options.add_session_config_entry(_FOLDER, str(light.folder))
+    if loses_zeros(light.proto):
+        _leave_out(options, _LOSES_ZEROS)
     values = [_shared(tensor) for tensor in light.weights.values()]
     options.add_external_initializers(list(light.weights), values)
     try:
@@ -152,6 +160,21 @@ def open_light(
         raise ModelError(f"ONNX Runtime does not accept the model: {error}") from error
     _keep_alive(session, values)
     return session
+
+
+def loses_zeros(proto: onnx.ModelProto) -> str | None:
+    """The name of a MaxPool that reads what a Pad makes of values that may be below 0."""
+    pools = {node.input[0]: node for node in proto.graph.node if node.op_type == "MaxPool"}
+    pads = {node.input[0]: node for node in proto.graph.node if node.op_type == "Pad" and node.output[0] in pools}
+    above = {node.output[0] for node in proto.graph.node if pads and node.op_type in ("Relu", "Sigmoid")}
+    return next((pools[pad.output[0]].name for given, pad in pads.items() if given not in above), None)
+
+
+def _leave_out(options: onnxruntime.SessionOptions, optimizer: str) -> None:
+    before = ""
+    with suppress(RuntimeError):  # nothing is left out yet
+        before = options.get_session_config_entry(LEFT_OUT)
+    options.add_session_config_entry(LEFT_OUT, ";".join(filter(None, (before, optimizer))))
 
 
 def _serialized(proto: onnx.ModelProto) -> bytes:

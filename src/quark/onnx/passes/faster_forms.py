@@ -5,6 +5,7 @@
     Softmax over channels of [N, C, H, W]           =  Softmax over channels of [N, C, H * W]
     PRelu with the same slope everywhere            =  LeakyRelu
     Reshape ∘ Transpose ∘ Reshape of channels       =  Gather of channels                            (ShuffleNet's)
+    MaxPool ∘ Pad by 0 of what is not negative      =  MaxPool with pads                             (Keras's ResNet)
 
 The first form, the "focus" at the start of detectors, reads every pixel once instead of copying it four times at a
 stride. ONNX Runtime's integer AveragePool takes 20 times as long as its float one, a depthwise convolution a quarter.
@@ -40,6 +41,7 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
     substitute,
 )
+from quark.onnx.qdq.runtime_faults import is_not_negative
 
 #: The opset from which a Softmax sums over one axis, and not over all behind it.
 OF_ONE_AXIS = 13
@@ -53,6 +55,7 @@ def run(model: ir.Model) -> PassReport:
     joined = rewrite_each(model, name, nodes_of(model, "Conv"), _focus, _join)
     joined += rewrite_each(model, name, nodes_of(model, "PRelu"), _slope, _leaky)
     joined += rewrite_each(model, name, nodes_of(model, "Transpose"), _shuffle, _gathered)
+    joined += rewrite_each(model, name, nodes_of(model, "MaxPool"), _padded, _with_pads)
     rows = nodes_of(model, "Softmax", "LogSoftmax") if opset(model) >= OF_ONE_AXIS else []
     joined += rewrite_each(model, name, rows, _over_channels, _flat)
     return joined + rewrite_each(model, name, pools, lambda one: _not_depthwise(one) or one, _depthwise)
@@ -104,6 +107,41 @@ def _gathered(node: ir.Node, found: tuple[ir.Value, ir.Value, int, int], names: 
     order = np.arange(groups * each).reshape(groups, each).T.reshape(-1)
     stored = add_initializer(cast(ir.Graph, node.graph), order, names.fresh(f"{made.name}_order"))
     substitute(made, [ir.node("Gather", [source, stored], {"axis": 1}, name=node.name)])
+
+
+# ---- padded maxima ---------------------------------------------------------------------------------------------------
+
+
+def _padded(node: ir.Node) -> tuple[ir.Value, list[int]] | None:
+    """What a Pad before a MaxPool reads, and the pads of both, where a 0 at the edge is never larger than the rest."""
+    pad = None if node.inputs[0] is None else node.inputs[0].producer()
+    if pad is None or pad.op_type != "Pad" or sole_consumer(pad.outputs[0]) is not node or len(node.outputs) > 1:
+        return None
+    source, amounts, filler, axes = (input_at(pad, place) for place in range(4))
+    added, by = constant_array(amounts), 0 if filler is None else constant_array(filler)
+    plain = attribute(node, "auto_pad", "NOTSET") == "NOTSET" and not int_attribute(node, "ceil_mode", 0)
+    if source is None or added is None or by is None or np.any(by) or axes is not None or not is_not_negative(source):
+        return None
+    kernel = _ints(node, "kernel_shape", [])
+    places, rank = len(kernel), len(kernel) + 2
+    begin, end = added.reshape(2, -1).tolist()
+    if attribute(pad, "mode", "constant") != "constant" or not plain or len(begin) != rank:
+        return None
+    own = _ints(node, "pads", [0] * 2 * places)
+    pads = [a + b for a, b in zip([*begin[2:], *end[2:]], own, strict=True)]
+    covered = all(0 <= one < size for one, size in zip(pads, kernel * 2, strict=True))
+    dilated = set(_ints(node, "dilations", [1] * places)) != {1}
+    return (
+        None if any([*begin[:2], *end[:2], *(one < 0 for one in begin + end), not covered, dilated]) else (source, pads)
+    )
+
+
+def _with_pads(node: ir.Node, found: tuple[ir.Value, list[int]], _: Names) -> None:
+    source, pads = found
+    kept = {name: one for name, one in node.attributes.items() if name != "pads"}
+    pooled = ir.node("MaxPool", [source], name=node.name)
+    pooled.attributes.update({**kept, "pads": ir.AttrInt64s("pads", pads)})
+    substitute(node.outputs[0], [pooled])
 
 
 # ---- softmax over channels -------------------------------------------------------------------------------------------

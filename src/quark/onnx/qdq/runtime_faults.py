@@ -1,4 +1,4 @@
-"""Nodes that keep nine faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
+"""Nodes that keep ten faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
 
 Of a Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear the runtime rounds float weights to int8,
 one scale per tensor, and says nothing: a layer that was excluded because its weights do not stand that, or whose
@@ -27,6 +27,10 @@ to 1,700 us; a model whose first layer stays float, 0.2 of its speed). A Clip to
 it, and is removed afterwards for the same reason. Of a MaxPool that also tells places (for a MaxUnpool), these would
 be those of the first of equal codes, not of the largest value: the copy keeps it in float.
 
+A Pad that puts zeros around what a MaxPool of floats reads becomes pads of the MaxPool, which hold nothing: where all
+values at an edge are below 0, the answer is the largest of them instead of 0 (Keras's ResNet V2, BiT). The same copy
+stops it; sessions of ours do without (``quark.onnx.graph.session``), of float models, too.
+
 A Range of bounds that are vectors of one entry, as in an expanded AffineGrid, runs unless the runtime resolves the
 graph again with what it has learned of an If, as it does for models with functions: a Squeeze makes them scalars.
 """
@@ -35,7 +39,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -45,6 +49,7 @@ from quark.onnx.graph.surgery import (
     add_initializer,
     all_nodes,
     constant_array,
+    float_attribute,
     input_at,
     is_constant,
     opset,
@@ -75,6 +80,7 @@ def work_around_faults(model: ir.Model) -> None:
     _make_scalars(model, names)
     _put_copies(model, names)
     _keep_weights(model, names)
+    _keep_zeros(model, names)
     _spare_float(model, names)
     _keep_float_pools(model, names)
     if opset(model) >= TYPED:  # behind the copies, which are float nodes too
@@ -158,6 +164,34 @@ def _keep_weights(model: ir.Model, names: Names) -> None:
                 _copy(model.graph, node, uses, names)
 
 
+def _keep_zeros(model: ir.Model, names: Names) -> None:
+    """A copy between a Pad and a MaxPool."""
+    while (pool := loses_zeros(model)) is not None:
+        pad = cast(ir.Node, cast(ir.Value, pool.inputs[0]).producer())
+        _copy(model.graph, pad, [use for use in pad.outputs[0].uses() if use.node.op_type == "MaxPool"], names)
+
+
+def loses_zeros(model: ir.Model) -> ir.Node | None:
+    """A MaxPool behind a Pad of what may be below 0, if there is one."""
+    for node in model.graph:
+        pad = node.inputs[0].producer() if node.op_type == "MaxPool" and node.inputs[0] is not None else None
+        filler = None if pad is None or pad.op_type != "Pad" else input_at(pad, 2)
+        if pad is None or pad.op_type != "Pad" or is_not_negative(pad.inputs[0]):
+            continue
+        if not np.any(float_attribute(pad, "value", 0.0) if filler is None else constant_array(filler)):
+            return node
+    return None
+
+
+def is_not_negative(value: ir.Value | None) -> bool:
+    """Whether a tensor is made by a function that answers nothing below 0."""
+    maker = None if value is None else value.producer()
+    if maker is None or maker.domain:
+        return False
+    low = constant_array(input_at(maker, 1)) if maker.op_type == "Clip" else None
+    return maker.op_type in ("Relu", "Sigmoid", "HardSigmoid") or (low is not None and bool((low >= 0).all()))
+
+
 def _spare_float(model: ir.Model, names: Names) -> None:
     """A copy before a Softmax or a pooling for which ONNX Runtime has no integer kernel that answers right."""
     for node in list(model.graph):
@@ -226,7 +260,7 @@ def _keep_float_pools(model: ir.Model, names: Names) -> None:
         if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
             _copy(model.graph, node, list(node.outputs[0].uses()), names)
             continue
-        lowest = None if _carries(node) else _lowest(behind)
+        lowest = None if _carries(node) else lowest_code(behind)
         if lowest is None:
             continue
         value = node.outputs[0]
@@ -239,7 +273,7 @@ def _keep_float_pools(model: ir.Model, names: Names) -> None:
             use.node.replace_input_with(use.idx, clipped)
 
 
-def _lowest(node: ir.Node) -> float | None:
+def lowest_code(node: ir.Node) -> float | None:
     """A step less than what a QuantizeLinear to uint8 of one scale can express; None where it is none."""
     if node.op_type != "QuantizeLinear" or node.domain or len(node.inputs) < 3:
         return None
