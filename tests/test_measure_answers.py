@@ -430,3 +430,58 @@ def test_one_channel_is_the_highest_everywhere_or_is_not() -> None:
         x[:count, 1] = x[count:, 0] = 1
         found.update(x, x)
         assert found.alone == alone
+
+
+def a_list(rows: list[int], shift: float = 0.0, filled: int = 0, **changed: np.ndarray) -> dict[str, np.ndarray]:
+    """What a detector with suppression inside gives for the objects ``rows`` of 14: boxes, scores, labels."""
+    corners = np.array([[30 * k, 10, 30 * k + 20, 40] for k in rows], np.float32).reshape(-1, 4) + np.float32(shift)
+    scores, labels = np.linspace(0.9, 0.4, len(rows), dtype=np.float32), np.array(rows) % 3
+    made = {"boxes": corners, "scores": scores, "labels": labels} | changed
+    return {name: np.pad(one, [(0, filled), (0, 0)][: one.ndim])[None] for name, one in made.items()}
+
+
+ALL = list(range(14))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "kept", "word"),
+    [
+        (a_list(ALL), 1.0, "good"),
+        (a_list([1, 0, *ALL[3:], 2], 2.0), 1.0, "good"),  # neighbours change places
+        (a_list(ALL[:-1]), 26 / 27, "good"),  # a list that ends a box earlier
+        (a_list(ALL, labels=np.array([1, *(np.array(ALL) % 3)[1:]])), 26 / 28, "doubtful"),  # another class
+        (a_list([*ALL, 14, 15, 16, 17, 18]), 28 / 33, "doubtful"),
+        (a_list(ALL, 15.0), 0.0, "lost"),
+        (a_list(ALL, filled=4), 1.0, "good"),
+        (a_list(ALL, 11.0, filled=4), 0.0, "lost"),  # what fills it up says nothing about the form of the rest
+        (a_list(ALL, scores=np.linspace(0.9, 0.1, 14, dtype=np.float32)), 22 / 24, "doubtful"),
+    ],
+)
+def test_a_list_of_detections_is_judged_wherever_they_stand(
+    theirs: dict[str, np.ndarray], kept: float, word: str
+) -> None:
+    found = {name: Answers() for name in theirs}
+    update(found, a_list(ALL, filled=2 if theirs["scores"].shape[1] == 18 else 0), theirs)
+    for name, one in found.items():
+        distance = Distance()
+        if theirs[name].shape == a_list(ALL)[name].shape and theirs[name].dtype.kind == "f":
+            distance.update(a_list(ALL)[name], theirs[name])
+        assert one.kind == "boxes" and one.share == pytest.approx(kept), name
+        assert ("lost", "doubtful", "good")[judge(name, distance, one).level] == word
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"scores": np.linspace(0.4, 0.9, 14, dtype=np.float32)},  # rising
+        {"scores": np.linspace(0.9, 0.4, 14, dtype=np.float32)[[0, 2, 1, *range(3, 14)]]},  # in no order
+        {"scores": np.linspace(9, 4, 14, dtype=np.float32)},  # no shares
+        {"boxes": np.linspace(1, -1, 56, dtype=np.float32).reshape(14, 4)},  # no boxes
+        {"boxes": np.full((14, 4), np.nan, np.float32)},
+    ],
+)
+def test_what_is_no_list_of_detections_is_read_row_by_row(changed: dict[str, np.ndarray]) -> None:
+    outputs = a_list(ALL, **changed)
+    found = {name: Answers() for name in outputs}
+    update(found, outputs, outputs)
+    assert found["labels"].kind == "labels" and not any(one.ranked for one in found.values())

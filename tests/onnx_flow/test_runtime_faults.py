@@ -281,5 +281,8 @@ def test_zeros_around_what_a_pool_reads_are_kept(inner: str, preset: str, caplog
     made = ModelQuantizer(QConfig.get_default_config(preset)).quantize_model(proto, None, [feed])
     assert made is not None and compare(proto, made, [feed]).outputs["y"].sqnr > 25, "a float model that keeps them"
     assert ("leaves out the zeros" in caplog.text) == ("Relu" not in inner)
-    found = onnxruntime.InferenceSession(made.SerializeToString()).run(None, feed)[0]
-    assert (found[:, :, 0] == 0).all() and (found[:, :, :, 0] == 0).all()
+    bare = load(onnx.shape_inference.infer_shapes(proto))
+    work_around_faults(bare)
+    for one in (made, to_proto(bare)):
+        found = onnxruntime.InferenceSession(one.SerializeToString()).run(None, feed)[0]
+        assert (found[:, :, 0] == 0).all() and (found[:, :, :, 0] == 0).all()

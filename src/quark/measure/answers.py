@@ -11,7 +11,8 @@ of the float model decide what an output looks like, and its *answers* are compa
               stays within the slack of the threshold counts as kept. Where a first column times another is above it,
               the first is an objectness and the products are the scores.
     boxes     [rows, 4] beside an output of scores of as many rows, or the first columns of detections: scores as above,
-              each of which counts where its box overlaps that of the float model too (``measure.boxes``)
+              each of which counts where its box overlaps that of the float model too (``measure.boxes``); so of lists
+              that fall by score, with the labels beside them (``measure.ranked``)
     labels    integers or text: the share of equal ones
     values    anything else: only the distance says how near it is; so it is for a signal over two axes, whatever its
               shape (``measure.signals``)
@@ -29,16 +30,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from quark.dataclass import dataclass
-from quark.measure.boxes import COORDINATES, form_of, likelier, matched
+from quark.measure.boxes import CONFIDENT, COORDINATES, SLACK, form_of, matches
 from quark.measure.distance import ChannelSums
 from quark.measure.logits import Reading, reading_of
+from quark.measure.ranked import Ranked, ranked
 from quark.measure.score import groups_of
 from quark.measure.signals import is_signal
 
 Kind = Literal["classes", "scores", "boxes", "labels", "values"]
 
 SURE = 0.5  # probability of a winner that a user would act on
-CONFIDENT, SLACK = 0.3, 0.1  # threshold of a detection, and how far below it the other model may put the same one
 SELDOM = 0.2  # scores: the share of confident values that a detector stays below
 VOCABULARY = 256  # rank 3: as many columns look like logits over a vocabulary, fewer like features
 OUTSTANDING = 10.0  # a winner among so many is that many times as probable as chance
@@ -87,7 +88,7 @@ class Answers:
     kept: list[float] = field(default_factory=list)
     total: list[float] = field(default_factory=list)
     unlike: int = 0
-    detected: Detected | None = None
+    detected: Detected | Ranked | None = None
     inside: bool = False
     high: int = 0
     seen: int = 0
@@ -103,10 +104,11 @@ class Answers:
             self.kind = "values"  # the first one was silence, or the like, which looked like scores that are never high
             self.kept, self.total = [0.0] * len(self.kept), [0.0] * len(self.total)
         self.inside = self.inside and (not reference.size or _bounded(reference))
-        if reference.shape != value.shape or (together and not together.alike(*pair)):
-            self.unlike += 1
+        alike = reference.shape == value.shape and (together is None or together.alike(*pair))
+        self.unlike += not alike
+        if not alike and not self.ranked:
             counted = _sizes(reference, value)
-        elif not reference.size:
+        elif not reference.size and not self.ranked:
             counted = 0.0, 0.0
         else:
             counted = together.tally(*pair) if together else _COUNTED[self.kind](reference, value)
@@ -123,6 +125,11 @@ class Answers:
         self.high += int(np.sum(reference >= CONFIDENT))
         self.seen += reference.size
         return _bounded(reference) and (self.high <= SELDOM * self.seen or _class_axis(reference) is not None)
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the output is part of a list of detections, whose length and order say nothing."""
+        return isinstance(self.detected, Ranked)
 
     @property
     def share(self) -> float | None:
@@ -186,8 +193,11 @@ def update(answers: Mapping[str, Answers], reference: Outputs, value: Outputs) -
         one.update(reference[name], value[name], (reference, value))
 
 
-def detected(name: str, outputs: Outputs) -> Detected | None:
-    """The detections that an output of the float model is part of: as boxes, or as the logits beside them."""
+def detected(name: str, outputs: Outputs) -> Detected | Ranked | None:
+    """The detections that an output of the float model is part of: a list, boxes, or the logits beside them."""
+    fallen = ranked(outputs)
+    if fallen is not None and name in fallen:
+        return fallen
     scores = scores_beside(name, outputs)
     if scores is not None:
         return Detected(name, scores)
@@ -346,7 +356,7 @@ def _boxed(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Detections: boxes and scores in one output."""
     (boxes, scores), (theirs, judged) = (np.split(as_rows(one), [COORDINATES], axis=1) for one in (x, y))
     a, b = columns(scores, scores), columns(scores, judged)
-    return _matches(boxes, theirs, a, b, _ranked(a))
+    return matches(boxes, theirs, a, b, _ranked(a))
 
 
 def _boxes(
@@ -359,23 +369,14 @@ def _boxes(
     if a is None or b is None:
         return _scores(of_x, of_y)
     if reading is not None:
-        return _matches(boxes, theirs, reading.scores(a), reading.scores(b), ranked=True)
-    return _matches(boxes, theirs, a, b, _ranked(a))
+        return matches(boxes, theirs, reading.scores(a), reading.scores(b), ranked=True)
+    return matches(boxes, theirs, a, b, _ranked(a))
 
 
 def _ranked(scores: np.ndarray) -> bool:
     """Whether rows come by falling score, so that the same object may be in another row."""
     peaks = scores.max(1)
     return bool((np.diff(peaks) <= 0).all() and peaks[-1] < peaks[0])
-
-
-def _matches(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray, ranked: bool) -> tuple[float, float]:
-    """Boxes [rows, 4] and scores [rows, classes] of both: as ``_scores`` counts, where the boxes overlap."""
-    form = likelier(x)
-    found, kept = a >= CONFIDENT, b >= CONFIDENT
-    hits = matched(x, y, form, found, b >= CONFIDENT - SLACK, ranked)
-    hits += matched(y, x, form, kept, a >= CONFIDENT - SLACK, ranked)
-    return float(hits), float(np.sum(found) + np.sum(kept))
 
 
 def detections(like: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 Form = Literal["corners", "centre"]
 
 COORDINATES = 4  # of a box
+CONFIDENT, SLACK = 0.3, 0.1  # threshold of a detection, and how far below it the other model may put the same one
 OVERLAP = 0.5  # intersection over union from which two boxes are the same: that of AP50
 ORDERED = 0.99  # share of the rows whose second corner is below and right of the first
 MIDDLE, WIDE = (
@@ -27,8 +28,12 @@ def form_of(boxes: np.ndarray) -> Form | None:
         return None
     form = likelier(boxes)
     low, high = corners(boxes, form)
-    fits = form == "corners" or bool((boxes[:, 2:] > 0).all())
-    return form if fits and _spread((low + high) / 2, high - low) else None
+    return form if ordered_or_centred(boxes) and _spread((low + high) / 2, high - low) else None
+
+
+def ordered_or_centred(boxes: np.ndarray) -> bool:
+    """Whether boxes [rows, 4] have sizes above 0 in their form."""
+    return bool(np.isfinite(boxes).all() and (likelier(boxes) == "corners" or (boxes[:, 2:] > 0).all()))
 
 
 def likelier(boxes: np.ndarray) -> Form:
@@ -71,3 +76,18 @@ def matched(x: np.ndarray, y: np.ndarray, form: Form, wanted: np.ndarray, there:
     ours, theirs = wanted.any(1), there.any(1)
     same = overlap(x[ours][:, None], y[theirs][None], form) >= OVERLAP
     return int(np.sum(wanted[ours] & (same.astype(int) @ there[theirs].astype(int) > 0)))
+
+
+def matches(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray, ranked: bool) -> tuple[float, float]:
+    """Confident detections that both models have, and all: 2 tp, and 2 tp + fp + fn.
+
+    Args:
+        x, y: boxes [rows, 4] of both.
+        a, b: their scores [rows, classes].
+        ranked: as for ``matched``.
+    """
+    form = likelier(x)
+    found, kept = a >= CONFIDENT, b >= CONFIDENT
+    hits = matched(x, y, form, found, b >= CONFIDENT - SLACK, ranked)
+    hits += matched(y, x, form, kept, a >= CONFIDENT - SLACK, ranked)
+    return float(hits), float(np.sum(found) + np.sum(kept))

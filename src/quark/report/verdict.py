@@ -104,7 +104,7 @@ class Verdict:
 def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
     """One output."""
     sqnr, share = distance.sqnr, answers.share if answers is not None else None
-    if answers is not None and answers.unlike:
+    if answers is not None and answers.unlike and not (answers.ranked and share is not None):
         share = share or 0.0
         said = f"{name} has another number of rows in {answers.unlike} of {len(answers.total)} samples"
         return Judged(name, min(_level(share, KEPT), 1), said, share, sqnr)
@@ -157,7 +157,9 @@ def _level(value: float, limits: tuple[float, float]) -> int:
 
 def _told(answers: Answers | None) -> bool:
     """Whether the answers say something where there is no distance: other shapes, or text that is a label."""
-    return answers is not None and (answers.unlike > 0 or (answers.kind == "labels" and answers.share is not None))
+    return answers is not None and (
+        answers.unlike > 0 or (answers.kind in ("boxes", "labels") and answers.share is not None)
+    )
 
 
 def _silent(distance: Distance) -> bool:
