@@ -12,7 +12,7 @@ of the float model decide what an output looks like, and its *answers* are compa
               the first is an objectness and the products are the scores.
     boxes     [rows, 4] beside an output of scores of as many rows, or the first columns of detections: scores as above,
               each of which counts where its box overlaps that of the float model too (``measure.boxes``); so of lists
-              that fall by score, with the labels beside them (``measure.ranked``)
+              that fall by score, with the labels beside them
     labels    integers or text: the share of equal ones
     values    anything else: only the distance says how near it is; so it is for a signal over two axes, whatever its
               shape (``measure.signals``)
@@ -30,10 +30,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from quark.dataclass import dataclass
-from quark.measure.boxes import CONFIDENT, COORDINATES, SLACK, form_of, matches
+from quark.measure.boxes import CONFIDENT, COORDINATES, SLACK, Ranked, form_of, list_of, matches
 from quark.measure.distance import ChannelSums
 from quark.measure.logits import Reading, reading_of
-from quark.measure.ranked import Ranked, ranked
 from quark.measure.score import groups_of
 from quark.measure.signals import is_signal
 
@@ -195,7 +194,7 @@ def update(answers: Mapping[str, Answers], reference: Outputs, value: Outputs) -
 
 def detected(name: str, outputs: Outputs) -> Detected | Ranked | None:
     """The detections that an output of the float model is part of: a list, boxes, or the logits beside them."""
-    fallen = ranked(outputs)
+    fallen = list_of(outputs)
     if fallen is not None and name in fallen:
         return fallen
     scores = scores_beside(name, outputs)
