@@ -380,7 +380,12 @@ def test_a_recipe_that_finds_nothing_to_do_is_no_error_of_the_command(
 
 
 def test_bounds_that_cannot_be_meant(folder: Path, capsys: Capture) -> None:
-    never = {"cosine=1.5": "from -1 to 1", "cosine=-2": "never -2", "kept=95": "kept is from 0 to 1, and never 95"}
+    never = {
+        "cosine=1.5": "from -1 to 1",
+        "cosine=-2": "never -2",
+        "sqnr=-inf": "every model has a sqnr of -inf or more",
+        "kept=95": "kept is from 0 to 1, and never 95",
+    }
     told = {"sqnr": "sqnr=20", "sqnt=3": "Did you mean 'sqnr'", "sqnr=x": "'x' is not", "sqnr=nan": "'nan' is not"}
     for text, words in {**told, **never}.items():
         assert quantize(folder, "--random", "--fail-under", text) == 1

@@ -95,6 +95,7 @@ def test_a_limit_gives_the_most_precise_plan_within_it() -> None:
         ("kl>=0.1", "kl<=0.1"),
         ("cosine>=1.5", "cosine is from -1 to 1, and never 1.5"),
         ("perplexity<=0.5", "perplexity is 1 or more, and never 0.5"),
+        ("sqnr>=-inf", "every model has a sqnr of -inf or more"),
         ("snqr>=30", "Did you mean 'sqnr'"),
         ("top1>=0.85", "--metric FILE.py:FUNCTION"),
     ],

@@ -227,7 +227,7 @@ RECIPES = (
     ),
     Recipe(
         "float outputs",
-        "too few codes for the last result: 1,000 classes that are hardly told apart, on a scale from 0 to 1",
+        "too few codes for the last result: values that are hardly told apart share one scale",
         lambda situation, choice: situation.npu and _ranged(choice),
         _option("FloatOutputs", True),
     ),

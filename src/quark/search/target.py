@@ -57,6 +57,8 @@ def check_reachable(said: str, metric: str, value: float) -> None:
     Raises:
         ConfigError: the range of the metric.
     """
+    if value == -math.inf:
+        raise ConfigError(f"{said}: every model has a {metric} of -inf or more; write a finite number")
     least, largest = RANGES.get(metric, (-math.inf, math.inf))
     if not least <= value <= largest:
         allowed = f"from {least:g} to {largest:g}" if math.isfinite(largest) else f"{least:g} or more"
