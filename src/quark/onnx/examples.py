@@ -14,7 +14,8 @@ from itertools import islice
 
 import numpy as np
 
-from quark.measure.answers import CONFIDENT, kind_of, probabilities
+from quark.measure.answers import kind_of, probabilities
+from quark.measure.boxes import CONFIDENT
 from quark.measure.detections import Detections, layout_of, read
 from quark.onnx.compare import Model, outputs_of, relaid
 from quark.onnx.data import checked, inputs_of
