@@ -212,6 +212,46 @@ def test_a_layer_too_many_is_refused_where_transformers_changes_names(tmp_path: 
             work()
 
 
+def made_behind(folder: Path) -> dict[str, Any]:
+    """A DeepSeek-V3 of two layers, the second one of experts; its config.json, which says that one head follows."""
+    sizes = dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8)
+    experts = {"n_routed_experts": 2, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 1}
+    config = transformers.DeepseekV3Config(
+        **{**SIZES, "num_key_value_heads": 4}, **sizes, **experts, moe_intermediate_size=16, first_k_dense_replace=1,
+        num_nextn_predict_layers=1,
+    )  # fmt: skip
+    transformers.DeepseekV3ForCausalLM(config).save_pretrained(folder)
+    return json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ("a layer less", r"'model.layers.1.input_layernorm.weight', for which .*config.json' has no layer"),
+        ("a layer less, a head", None),
+        ("a weight less", r"lacks the tensor 'model.layers.0.mlp.down_proj.weight'"),
+    ],
+)
+def test_a_layer_is_no_head_and_nothing_is_made_of_what_is_not_there(
+    change: str, sentence: str | None, tmp_path: Path
+) -> None:
+    """DeepSeek-V3 has heads behind its layers, and experts that are put together while they are loaded."""
+    found, file = made_behind(tmp_path), tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    if change == "a weight less":
+        del tensors["model.layers.0.mlp.down_proj.weight"]
+    else:
+        (tmp_path / "config.json").write_text(json.dumps({**found, "num_hidden_layers": 1}))
+    if change.endswith("head"):
+        tensors["model.layers.1.eh_proj.weight"] = torch.zeros(32, 64)
+    save_file(tensors, file, {"format": "pt"})
+    config = LLMTemplate.get("deepseek_v3").get_config("int8_wo_per_channel")
+    for work in (lambda: load_model(tmp_path), lambda: forecast(read_checkpoint(tmp_path), config),
+                 lambda: quantize_checkpoint(tmp_path, tmp_path / "made", config)):  # fmt: skip
+        with nullcontext() if sentence is None else pytest.raises(ModelError, match=sentence):
+            work()
+
+
 def test_a_plan_knows_weights_that_transformers_makes_of_others(tmp_path: Path) -> None:
     model = renamed_folder("jina_embeddings_v3", "JinaEmbeddingsV3Model", tmp_path)
     config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel")
@@ -258,6 +298,9 @@ BAD_NAMES: dict[str, tuple[dict[str, Any], str]] = {
     "another class": ({"architectures": ["Qwen2ForCausalLM"]}, "two models: .*'llama', .*'Qwen2ForCausalLM'.*'qwen2'"),
     "another type": ({"model_type": "qwen2"}, "two models: .*'qwen2', .*'LlamaForCausalLM'.*Qwen2ForCausalLM"),
     "no class": ({"architectures": None}, r"names no architectures, .*\['LlamaForCausalLM'\] is usual"),
+    "no class, no text": ({"architectures": None, "model_type": "vit"}, "no architectures, .*has ViTForImageClass"),
+    "no floats": ({"dtype": "int4"}, r"dtype is 'int4', in which no model computes. Allowed: float32, float16, bf"),
+    "no type of numbers": ({"torch_dtype": 3, "dtype": None}, "torch_dtype is 3, in which no model computes"),
 }
 
 

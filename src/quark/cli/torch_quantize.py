@@ -462,12 +462,10 @@ def describe_moved(request: Converted, facts: Mapping[str, Any], folder: Path) -
 
 def float_type(checkpoint: Any) -> Any:
     """The type that the model of a checkpoint computes in: what its configuration says, or its first float tensor."""
-    import torch
+    from quark.torch.files.skeleton import named_type, stored_tensors
 
-    from quark.torch.files.skeleton import stored_tensors
-
-    said = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), None)
-    if isinstance(said, torch.dtype):
+    said = named_type(checkpoint)
+    if said is not None:
         return said
     found = (one.dtype for one in stored_tensors(checkpoint).values() if one.dtype.is_floating_point)
     return next(found)

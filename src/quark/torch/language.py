@@ -145,10 +145,9 @@ def check_fit(folder: Path, model: nn.Module, told: Mapping[str, Any]) -> None:
         raise ModelError(f"{str(folder)!r}: the tensor {name!r} is {shapes}")
     for name in sorted(told["missing_keys"]):
         raise ModelError(f"{str(folder)!r} lacks the tensor {name!r}, which {file!r} asks for")
-    from quark.torch.export.left_out import is_ignored
     from quark.torch.files.fitting import check_unplaced
 
-    check_unplaced(folder, model, [name for name in told["unexpected_keys"] if not is_ignored(model, name)])
+    check_unplaced(folder, model, told["unexpected_keys"])
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:

@@ -3,10 +3,11 @@ sentences that name the field."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 from torch import nn
 
 from quark.errors import ModelError, QuarkError
-from quark.torch.export.left_out import is_ignored
+from quark.torch.experts import unfuse_experts
+from quark.torch.export.left_out import LAYER, depth_of, is_ignored
 from quark.torch.export.original import names_of, way_in
-from quark.torch.template_reading import word_embeddings
+from quark.torch.export.transformers_reads import without_values
 
 log = logging.getLogger(__name__)
 
@@ -90,25 +92,38 @@ def check_counts(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]
             )
 
 
-def check_layers(folder: Path, model: nn.Module, names: Iterable[str]) -> None:
-    """Layers have the parts that the model has in others, and a head that shares no weight is there.
+def check_lacking(
+    folder: Path,
+    model: nn.Module,
+    stored: Mapping[str, str],
+    stacks: Mapping[str, tuple[tuple[int, ...], Iterable[str]]],
+) -> None:
+    """Every parameter is there, or made of what is.
 
     Args:
         folder: of the checkpoint.
-        model: that its configuration makes.
-        names: of its tensors, in the model.
+        model: that its configuration makes, stacked experts taken apart.
+        stored: names in the files by names in the model.
+        stacks: shapes of the stacked tensors, and their parts.
 
     Raises:
         ModelError: a tensor that is missing; it is named.
     """
-    file, stored = str(folder / "config.json"), set(names)
-    patterns, head = {NUMBER.sub("#", name) for name in stored}, untied_head(model, stored)
-    for name, _ in model.named_parameters():
-        path, _, own = name.rpartition(".")
-        of_others = NUMBER.search(name) and NUMBER.sub("#", name) in patterns
-        part = own == "bias" and f"{path}.weight" in stored
-        if name not in stored and (of_others or part or name == head):
-            raise ModelError(f"{str(folder)!r} lacks the tensor {name!r}, which {file!r} asks for")
+    lacking = [name for name, _ in model.named_parameters() if name not in stored]
+    if not lacking:
+        return
+    places = {name: (tuple(value.shape), value.dtype) for name, value in model.state_dict().items()}
+    way = way_in(model, {**places, **{name: (shape, torch.float32) for name, (shape, _) in stacks.items()}})
+    known = {*stored, *stored.values()}
+    made = {name for inside, outside in way.groups.values() if known.issuperset(outside) for name in inside}
+    made |= {part for name, (_, parts) in stacks.items() if name in made for part in parts}
+    made |= set(getattr(model, "all_tied_weights_keys", None) or {})
+    patterns = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    for name in lacking:
+        if name not in made and not any(re.search(pattern, name) for pattern in patterns):
+            raise ModelError(
+                f"{str(folder)!r} lacks the tensor {name!r}, which {str(folder / 'config.json')!r} asks for"
+            )
 
 
 def check_unplaced(folder: Path, model: nn.Module, names: Iterable[str]) -> None:
@@ -118,13 +133,13 @@ def check_unplaced(folder: Path, model: nn.Module, names: Iterable[str]) -> None
     Args:
         folder: of the checkpoint.
         model: that its configuration makes.
-        names: of the tensors, but for those that transformers leaves unread.
+        names: of the tensors; those that transformers leaves unread may be of a head behind the layers.
 
     Raises:
         ModelError: one of a layer; it is named.
     """
-    own, outside = [name for name, _ in model.named_parameters()], names_of(model)
-    known = {NUMBER.sub("#", text) for name in own for text in (name, outside.outside(name))}
+    ignored = {name for name in names if is_ignored(model, name)}
+    names, known = set(names) - ignored | layers_behind(model, ignored), patterns_of(model)
     known |= {
         NUMBER.sub("#", f"{name}.0") for name, module in model.named_modules() if isinstance(module, nn.ModuleList)
     }
@@ -133,6 +148,40 @@ def check_unplaced(folder: Path, model: nn.Module, names: Iterable[str]) -> None
         if within & known:
             file = str(folder / "config.json")
             raise ModelError(f"{str(folder)!r} holds the tensor {name!r}, for which {file!r} has no layer")
+
+
+def patterns_of(model: nn.Module) -> set[str]:
+    """The names of a model's tensors, in memory and outside, without the numbers in them."""
+    outside = names_of(model)
+    return {NUMBER.sub("#", text) for name in model.state_dict() for text in (name, outside.outside(name))}
+
+
+def layers_behind(model: nn.Module, names: Iterable[str]) -> set[str]:
+    """Of the tensors that are left unread those of layers like the model's: a head has parts that no layer has."""
+    behind: dict[str, list[str]] = {}
+    for name in names:
+        for one in LAYER.finditer(name):
+            behind.setdefault(name[: one.end()], []).append(name)
+    known: set[str] = set()
+    if behind:
+        like = deeper(model)
+        known |= patterns_of(like)
+        unfuse_experts(like)
+        known |= patterns_of(like)
+    whole = (own for own in behind.values() if known.issuperset(NUMBER.sub("#", name) for name in own))
+    return {name for own in whole for name in own}
+
+
+def deeper(model: nn.Module) -> nn.Module:
+    """A copy of a model, without values, with layers in the place of its heads, where its class makes that."""
+    depth, heads = depth_of(model)
+    if not heads:
+        return without_values(model)
+    config: Any = copy.deepcopy(model.config)
+    config.get_text_config().num_hidden_layers = depth + heads
+    with suppress(Exception), torch.device("meta"):
+        return type(model)(config)
+    return without_values(model)
 
 
 def left_behind(folder: Path, model: nn.Module, stored: Mapping[str, str], others: Collection[str]) -> list[str]:
@@ -149,12 +198,12 @@ def left_behind(folder: Path, model: nn.Module, stored: Mapping[str, str], other
     """
     own = model.state_dict()
     apart = {name: one for name, one in stored.items() if name not in own and name not in others}
-    apart = {name: one for name, one in apart.items() if not is_ignored(model, one)}
     if not apart or not hasattr(model, "config"):
         return []
     way = way_in(model, {name: (tuple(value.shape), value.dtype) for name, value in own.items()})
-    left = [name for name, one in apart.items() if not {name, one} & {*way.single, *way.member}]
-    check_unplaced(folder, model, left)
+    apart = {name: one for name, one in apart.items() if not {name, one} & {*way.single, *way.member}}
+    check_unplaced(folder, model, apart.values())
+    left = [name for name, one in apart.items() if not is_ignored(model, one)]
     if left:
         what = f"{type(model).__name__} has no place for {len(left)} tensors of {str(folder)!r}, such as {left[0]!r}"
         log.warning("%s: they are left behind, as transformers leaves them", what)
@@ -183,13 +232,3 @@ def check_types(folder: Path, model: nn.Module, stored: Mapping[str, torch.dtype
             f"{str(folder)!r}: the tensor {codes[0]!r} is {kind}, and {file!r} has no quantization_config that says "
             f"what such numbers stand for; take the folder as it was published"
         )
-
-
-def untied_head(model: nn.Module, stored: set[str]) -> str | None:
-    """The name of the weight of a head that has its own, where the embedding is stored; None: there is none."""
-    if getattr(getattr(model, "config", None), "tie_word_embeddings", True) is not False:
-        return None
-    asked: Any = model
-    head, embedding = asked.get_output_embeddings(), word_embeddings(model)
-    names = {id(module): f"{name}.weight" for name, module in model.named_modules()}
-    return names.get(id(head)) if names.get(id(embedding)) in stored else None

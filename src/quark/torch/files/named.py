@@ -49,11 +49,12 @@ def check_named(folder: Path, config: Mapping[str, Any]) -> None:
         raise ModelError(f"{file!r} {said}.{likely} {name} takes {taken.model_type!r}")
     classes = classes_of(kind)
     if not name:
-        if usual := usual_class(kind):
-            raise ModelError(
-                f"{file!r} names no architectures, and so tensors cannot be told apart; [{usual!r}] is usual"
-            )
-    elif name in classes:
+        usual = usual_class(kind)
+        said = (
+            f"; {[usual]} is usual" if usual else f"; of {kind!r} transformers has {some(classes)}" if classes else ""
+        )
+        raise ModelError(f"{file!r} names no architectures, and so tensors cannot be told apart{said}")
+    if name in classes:
         return
     elif own is None:
         log.warning(

@@ -27,11 +27,12 @@ from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
 from quark.torch.export.model_files import class_named
 from quark.torch.export.original import FileNames, names_of
-from quark.torch.files.fitting import check_counts, check_layers, check_types, left_behind, told
+from quark.torch.files.fitting import check_counts, check_lacking, check_types, left_behind, told
 from quark.torch.files.named import check_named
 from quark.torch.files.names import names_in_memory, renamed, renames_of
 
 HALVES = (torch.float16, torch.bfloat16)
+COMPUTED = {str(one).removeprefix("torch."): one for one in (torch.float32, *HALVES, torch.float64)}
 EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
 
 
@@ -156,8 +157,9 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
             tensors |= shares(whole, shape, views)
             stacked[name] = whole, tuple(views)
     check_shapes(checkpoint, model, tensors)
-    check_layers(checkpoint.folder, model, tensors)
-    for name in left_behind(checkpoint.folder, model, {name: one.name for name, one in tensors.items()}, headed):
+    known = {name: one.name for name, one in tensors.items()}
+    check_lacking(checkpoint.folder, model, known, apart)
+    for name in left_behind(checkpoint.folder, model, known, headed):
         del tensors[name]
     if not hasattr(model, "config"):
         add_layers(model, tensors)
@@ -220,9 +222,19 @@ def shares(whole: StoredSource, shape: tuple[int, ...], views: Mapping[str, torc
 
 
 def named_type(checkpoint: Checkpoint) -> torch.dtype | None:
-    """The type that the configuration names."""
-    named = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), None)
-    return named if isinstance(named, torch.dtype) else None
+    """The type that the configuration names.
+
+    Raises:
+        ModelError: no model computes in it.
+    """
+    field = "dtype" if checkpoint.config.get("dtype") else "torch_dtype"
+    named = checkpoint.config.get(field)
+    if not named:
+        return None
+    if not isinstance(named, str) or named not in COMPUTED:
+        file = str(checkpoint.folder / "config.json")
+        raise ModelError(f"{file!r}: {field} is {named!r}, in which no model computes. Allowed: {', '.join(COMPUTED)}")
+    return COMPUTED[named]
 
 
 def as_named(checkpoint: Checkpoint, name: str, stored: torch.dtype) -> torch.dtype:
@@ -238,8 +250,13 @@ def as_named(checkpoint: Checkpoint, name: str, stored: torch.dtype) -> torch.dt
 
 
 def stored_tensors(checkpoint: Checkpoint) -> dict[str, StoredSource]:
-    """Every tensor of a checkpoint, by its name there; values are not read."""
+    """Every tensor of a checkpoint, by its name there; values are not read.
+
+    Raises:
+        ModelError: of a type that torch does not have, or the configuration names one in which no model computes.
+    """
     found: dict[str, StoredSource] = {}
+    named = named_type(checkpoint)
     for file, names in checkpoint.files.items():
         with opened(checkpoint.folder / file) as source:
             for name in names:
@@ -249,7 +266,7 @@ def stored_tensors(checkpoint: Checkpoint) -> dict[str, StoredSource]:
                     raise ModelError(f"{file!r}: {name!r} has the type {view.get_dtype()}, which torch does not have")
                 read = checkpoint.dtype if checkpoint.dtype is not None and dtype.is_floating_point else dtype
                 if read is torch.float64:  # nobody computes in it: as the model in memory has it
-                    read = named_type(checkpoint) or read
+                    read = named or read
                 if read.is_floating_point and read.itemsize == 1 and "quantization_config" not in checkpoint.config:
                     read = as_named(checkpoint, name, read)  # no codes, since nothing says what they stand for
                 found[name] = StoredSource(file, name, tuple(view.get_shape()), read)
