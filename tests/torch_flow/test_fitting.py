@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.consumers import tiny
 
 from quark.errors import ModelError
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
@@ -250,6 +251,42 @@ def test_a_layer_is_no_head_and_nothing_is_made_of_what_is_not_there(
                  lambda: quantize_checkpoint(tmp_path, tmp_path / "made", config)):  # fmt: skip
         with nullcontext() if sentence is None else pytest.raises(ModelError, match=sentence):
             work()
+
+
+@pytest.mark.parametrize("kind, base", [("gpt2", "transformer."), ("llama", "model."), ("mixtral", "model.")])
+def test_names_of_the_model_inside_are_read_and_written_in_full(kind: str, base: str, tmp_path: Path) -> None:
+    """As GPT-2 was published: without ``transformer.``; and as old Llamas were, with a table in every layer."""
+    folder_of(kind, tmp_path / "source")
+    file = tmp_path / "source" / "model.safetensors"
+    tensors = {name.removeprefix(base): value for name, value in load_file(file).items()}
+    if kind != "gpt2":
+        tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.rand(4)
+    save_file(tensors, file, {"format": "pt"})
+    config = LLMTemplate.get(kind).get_config("int8_wo_per_channel")
+    with torch.no_grad():
+        made = ModelQuantizer(config).quantize_model(load_model(tmp_path / "source"))
+        export_safetensors(made, tmp_path / "memory")
+    quantize_checkpoint(tmp_path / "source", tmp_path / "files", config)
+    wanted, found = (load_file(tmp_path / one / "model.safetensors") for one in ("memory", "files"))
+    assert {name for name in found if "inv_freq" not in name} == wanted.keys()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    assert torch.equal(answers(tmp_path / "files"), made(IDS).logits)
+
+
+@pytest.mark.parametrize(
+    "kind, source, lacking",
+    [
+        ("inkling2_text", "experts.w13_weight", "experts.0.gate_proj.weight"),  # of whose halves experts are made
+        ("nemotron_h_omni", "embeddings.weight", "embeddings.weight"),  # that gives others first values
+    ],
+)
+def test_what_is_made_of_others_is_lacking_without_them(kind: str, source: str, lacking: str, tmp_path: Path) -> None:
+    tiny.tiny_model(kind, dict(tiny.model_types())[kind]).save_pretrained(tmp_path)
+    read_skeleton(read_checkpoint(tmp_path))
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if source not in k}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=f"lacks the tensor '.*{lacking}'"):
+        read_skeleton(read_checkpoint(tmp_path))
 
 
 def test_a_plan_knows_weights_that_transformers_makes_of_others(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -270,9 +270,13 @@ def told_readers(
     """Facts: which programs read the file, and why others do not that read its scheme elsewhere."""
     from quark.torch.export.readers import readers
 
-    if request.program is not None:
-        return {"readers": [request.program], "not_for": {}}
-    found = readers(model, config, schemes, request.kv_cache, format, request.model)
+    known = [[scheme] for scheme in schemes]
+    return told(request, lambda: readers(model, config, known, request.kv_cache, format, request.model))
+
+
+def told(request: FolderJob, ask: Callable[[], Mapping[str, str]]) -> dict[str, Any]:
+    """Facts of what reads a file, by program why it does not; asked where nobody said which program it is for."""
+    found = ask() if request.program is None else {request.program: ""}
     return {
         "readers": [name for name, why in found.items() if not why],
         "not_for": {name: why for name, why in found.items() if why},
@@ -432,7 +436,9 @@ def run_convert(request: Converted) -> None:
     """
     check_folder(request.model)
     format = chosen_format(request.format, request.program)
-    from quark.torch.files.foreign import convert
+    from quark.torch.export.readers import readers_of_codes, schemes_in
+    from quark.torch.files.folder_caches import cache_of
+    from quark.torch.files.foreign import move, quantized_model
     from quark.torch.files.prequantized import method_of
 
     if request.scheme is not None:
@@ -442,8 +448,11 @@ def run_convert(request: Converted) -> None:
     check_output(request.output)
     start = time.perf_counter()
     with new_folder(request.output) as work:
-        lost = lost_in(convert(request.model, work, format, request.program))
+        model = quantized_model(request.model)
+        lost = lost_in(move(model, request.model, work, format, request.program))
         facts = facts_of(request, format, work) | lost | {"scheme": f"{method} codes, unchanged", "unchanged": True}
+        facts["schemes"] = [name for names in schemes_in(model) for name in names]
+        facts |= told(request, lambda: readers_of_codes(model, cache_of(work), format, request.model))
         facts.pop("decoded_from")
         describe_moved(request, facts, work)
     tell(request, facts | {"seconds": time.perf_counter() - start}, request.json)
@@ -456,7 +465,8 @@ def describe_moved(request: Converted, facts: Mapping[str, Any], folder: Path) -
     lost = facts.get("file_loss") or 0.0
     words = "carried over unchanged" if not lost else f"carried over, scales rounded by {lost:.1g} of the values' norm"
     size = facts["bytes_before"], facts["bytes_after"]
-    card = Card(request.model.resolve().name, "codes", words, facts["format"], (), None, 0, None, size)
+    who = {"not_for": facts["not_for"], "readers": tuple(facts["readers"])}
+    card = Card(request.model.resolve().name, "codes", words, facts["format"], (), None, 0, None, size, **who)
     write_card(folder, request.model, card)
 
 

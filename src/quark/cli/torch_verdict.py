@@ -92,7 +92,7 @@ def reader_lines(facts: Mapping[str, Any]) -> list[Line]:
     names, others = facts.get("readers", ()), facts.get("not_for", {})
     if not names and not others:
         return []
-    schemes = facts["scheme"].split(", ")
+    schemes = facts["schemes"] if "schemes" in facts else facts["scheme"].split(", ")
     rows = [row_of(scheme, facts["format"], name) for scheme in schemes for name in names]
     notes = {row.program: NOTE.search(row.shown_by) for row in rows if row is not None}
     said = [f"{PROGRAMS[name].title} {found[1]}" for name, found in notes.items() if found]

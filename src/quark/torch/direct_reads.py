@@ -30,15 +30,15 @@ HARMLESS = ("dtype", "device", "shape", "ndim", "size", "is_meta", "requires_gra
 SETTING_UP = ("__init__", "_init_weights", "reset_parameters", "init_weights", "extra_repr", "post_init")
 
 
-def read_directly(model: nn.Module) -> list[str]:
-    """Names of the modules whose weight some other module reads."""
+def read_directly(model: nn.Module, at_all: bool = False) -> list[str]:
+    """Names of the modules whose weight some other module reads; ``at_all``: or asks for its type, device or shape."""
     found: dict[str, None] = {}
     running = running_methods({base for module in model.modules() for base in type(module).__mro__})
     for path, module in model.named_modules():
         for base in type(module).__mro__:
-            reading = reading_methods(base.__module__).get(base.__name__, ())
+            reading = reading_methods(base.__module__, at_all).get(base.__name__, ())
             for method in (one for one in reading if one.name in running):
-                found |= {f"{path}.{own}" if path else own: None for own in reads(method, module)}
+                found |= {f"{path}.{own}" if path else own: None for own in reads(method, module, at_all)}
     known = {name for name, module in model.named_modules() if "weight" in module._parameters}
     return [name for name in found if name in known]
 
@@ -71,9 +71,11 @@ def mentions(module: str) -> dict[str, dict[str, set[str]]]:
 
 
 @cache
-def reading_methods(module: str) -> dict[str, list[ast.FunctionDef]]:
+def reading_methods(module: str, at_all: bool) -> dict[str, list[ast.FunctionDef]]:
     """For each class of a Python module the methods that read weights."""
-    found = {name: [item for item in own if any(reads(item, None))] for name, own in all_methods(module).items()}
+    found = {
+        name: [item for item in own if any(reads(item, None, at_all))] for name, own in all_methods(module).items()
+    }
     return {name: reading for name, reading in found.items() if reading}
 
 
@@ -101,19 +103,19 @@ def methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
             yield item
 
 
-def reads(node: ast.AST, module: nn.Module | None) -> Iterator[str]:
-    """``a.b`` for each ``self.a.b.weight`` whose values are read where ``module`` is ``self``."""
+def reads(node: ast.AST, module: nn.Module | None, at_all: bool) -> Iterator[str]:
+    """``a.b`` for each ``self.a.b.weight`` that is read where ``module`` is ``self``: its values, or it ``at_all``."""
     if isinstance(node, ast.If) and (known := decided(node.test, module)) is not None:
         for statement in node.body if known else node.orelse:
-            yield from reads(statement, module)
+            yield from reads(statement, module, at_all)
         return
     asked = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKED
-    if asked or (isinstance(node, ast.Attribute) and node.attr in HARMLESS):
+    if not at_all and (asked or (isinstance(node, ast.Attribute) and node.attr in HARMLESS)):
         return
     if isinstance(node, ast.Attribute) and node.attr == "weight" and (path := path_of(node.value)):
         yield path
     for child in ast.iter_child_nodes(node):
-        yield from reads(child, module)
+        yield from reads(child, module, at_all)
 
 
 def decided(test: ast.expr, module: nn.Module | None) -> bool | None:

@@ -82,7 +82,7 @@ def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None
             f"trust it, and write it with save_pretrained"
         )
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    stored = stored_tensors(read_checkpoint(folder)) if any(folder.glob("*.safetensors")) else {}
+    stored = stored_tensors(read_checkpoint(folder))
     check_named(folder, config)
     check_counts(folder, config, stored)
     check_code(folder, config, trust_remote_code)

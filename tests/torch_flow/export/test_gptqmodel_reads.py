@@ -12,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.consumers import tiny
 from tests.torch_flow.export.networks import llama
 
+from quark.cli import main
 from quark.errors import ConfigError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.config.schemes import NAMES
@@ -39,6 +41,13 @@ NARROW = {"hidden_size": 96, "num_key_value_heads": 1, "head_dim": 24}  # 24 out
         ("gpt_neox", "int4_wo_32", "gptq", None),
         ("ctrl", "int4_wo_32", "gptq", r"leaves 'transformer.h.0.ffn.0' float, as all whose name is a number"),
         ("ctrl", "int4_wo_32", "awq", None),
+        (
+            "nllb-moe",
+            "int4_wo_32",
+            "awq",
+            r"other code of the model asks for the weight of '.*fc2'.*--exclude '.*\*.*fc2'",
+        ),
+        ("pocket_tts", "int4_wo_32", "gptq", r"asks for the weight of 'audio_prompt_proj' \(gptqmodel"),
         ("nanochat", "int4_wo_32", "awq", r"NanoChatModel._init_weights"),
         (
             "siglip_vision_model",
@@ -118,7 +127,57 @@ def test_the_programs_that_read_a_model_are_told_where_none_is_named(
 ) -> None:
     model: Any = llama() if kind == "llama" else tiny.made(kind, dict(tiny.model_types())[kind], {})
     config = LLMTemplate.for_model(model).get_config(scheme if scheme in NAMES else "int4_wo_32")
-    found = readers(model, config, [scheme], None, format, Path())
+    found = readers(model, config, [[scheme]], None, format, Path())
     assert list(found) == list(wanted)
     for program, why in wanted.items():
         assert re.search(why, found[program]) if why != "$" else not found[program], found
+
+
+@pytest.mark.parametrize(
+    ("schemes", "cache", "changed", "read", "unread"),
+    [
+        (["int4_wo_32 int8_wo_per_channel"], None, {}, "vllm transformers", ""),  # one of the names is enough
+        (["int4_wo_32", "int8_wo_per_channel"], None, {}, "transformers", ""),  # all kinds of layers have to be
+        (["int4_wo_32"], "fp8", {}, "vllm transformers", ""),
+        (["int4_wo_32"], "fp8_per_head", {}, "transformers", "vllm"),
+        (["int4_wo_32", "own"], None, {}, "", ""),
+        ([], None, {}, "", ""),
+        (["int4_wo_32"], None, {"auto_map": {"AutoModel": "own.Model"}}, "", ""),
+    ],
+)
+def test_a_program_reads_a_file_whose_layers_and_caches_it_has(
+    schemes: list[str], cache: str | None, changed: dict[str, Any], read: str, unread: str
+) -> None:
+    model = llama(**changed)
+    config = LLMTemplate.for_model(model).get_config("int4_wo_32")
+    found = readers(model, config, [names.split() for names in schemes], cache, "quark", Path())
+    assert [name for name, why in found.items() if not why] == read.split()
+    assert [name for name, why in found.items() if why] == unread.split()
+    assert not readers(torch.nn.Sequential(), config, [["int4_wo_32"]], None, "quark", Path())
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "format"),
+    [("mixtral", "int4_wo_32", "awq"), ("llama", "fp8_block", "fp8"), ("llama", "int8", "compressed-tensors")],
+)
+def test_codes_that_are_moved_have_the_readers_of_their_scheme(
+    kind: str, scheme: str, format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model: Any = llama() if kind == "llama" else tiny.made(kind, dict(tiny.model_types())[kind], {})
+    model.save_pretrained(tmp_path / "float")
+    np.save(tmp_path / "ids.npy", np.arange(16)[None])
+    given, found = ["--scheme", scheme, "--data", str(tmp_path / "ids.npy"), "--seq-len", "16"], []
+    for command, source, target, words in (
+        ("quantize", "float", "codes", [*given, "--for", "vllm", "--format", "quark"]),
+        ("quantize", "float", "made", [*given, "--format", format]),
+        ("convert", "codes", "moved", ["--format", format]),
+    ):
+        told = ["torch", command, str(tmp_path / source), "-o", str(tmp_path / target), *words, "--json"]
+        assert main(told) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[2]["readers"] == found[1]["readers"] and found[2]["not_for"] == found[1]["not_for"]
+    assert found[2]["readers"] and scheme in found[2]["schemes"]
+    assert found[0]["readers"] == ["vllm"] and not found[0]["not_for"]  # those it is for
+    assert found[2]["verdict"]["readers"] == found[1]["verdict"]["readers"]
+    card = (tmp_path / "moved" / "README.md").read_text().partition("\n---\n\nThe card")[0]
+    assert "vllm serve moved" in card and ("Not for transformers" in card) == ("transformers" in found[2]["not_for"])

@@ -55,6 +55,7 @@ class Card:
         perplexity: before and after, or None.
         bytes: of the tensors before and after.
         not_for: programs that read the scheme in this format, but not this model, and why.
+        readers: programs that read it, where the scheme is none of the table of formats.
     """
 
     base: str
@@ -67,6 +68,7 @@ class Card:
     perplexity: tuple[float, float] | None
     bytes: tuple[int, int]
     not_for: Mapping[str, str] = field(default_factory=dict)
+    readers: tuple[str, ...] = ()
 
 
 def write_card(folder: Path, source: Path, card: Card) -> None:
@@ -138,9 +140,10 @@ def uses(card: Card, folder: Path) -> str:
         row = row_of(card.scheme, card.format, name)
         if name in card.not_for:
             unread.append(f"Not for {program.title}: {card.not_for[name]}.")
-        elif row is not None and row.works:
+        elif name in card.readers or (row is not None and row.works):
             since = f" {OLDEST} or newer" if name == "transformers" else ""
-            made.append(f"{program.title}{since} ({row.shown_by}):\n\n" + LOAD[name].format(**given))
+            shown = "" if row is None else f" ({row.shown_by})"
+            made.append(f"{program.title}{since}{shown}:\n\n" + LOAD[name].format(**given))
         elif row is not None and row.scheme != ANY:
             unread.append(f"Not for {program.title}: {row.shown_by}.")
     if card.format == "quark":

@@ -123,6 +123,8 @@ def weight_files(folder: Path) -> dict[str, tuple[str, ...]]:
         check_no_adapter(folder)  # whose weights are the second file
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         hint = f"; {', '.join(pickles)} may hold pickled weights, which are never loaded" if pickles else ""
+        if not pickles and any(folder.glob("*.gguf")):
+            hint = "; of a GGUF file take the model that it was made of"
         there = f"{len(files)} safetensors files and no index" if files else "no safetensors file"
         raise ModelError(f"{str(folder)!r} has {there}{hint}")
     return {files[0].name: tuple(names_in(files[0]))}

@@ -6,6 +6,7 @@ layers        for AWQ all that are no exception, but never the head; for GPTQ th
 gates         of eight types of models are divided by scales, which only the authors of AWQ write
 outputs       that 32 does not divide have no kernel
 zero points   of 4 bits with one scale for a row are left out on a CPU
+weights       are no attribute of its layers: what asks one for its type breaks off
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from quark.errors import ConfigError, as_a
 from quark.numerics.elements import Int
 from quark.torch.config.model import QConfig
 from quark.torch.config.tensor import QTensorConfig
+from quark.torch.direct_reads import read_directly
 from quark.torch.experts import UnfusedExperts
 from quark.torch.quantized_layer import QuantLayer
 
@@ -46,8 +48,24 @@ def check_gptqmodel(model: nn.Module, quantized: Iterable[str], config: QConfig,
     for name in names:
         stack = next((path for path in stacks if name.startswith(f"{path}.")), None)
         if why := of_layer(model, name, stack, format):
-            pattern = re.sub(r"\.\d+\.", ".*.", name if stack is None else f"{stack}.*")
-            raise ConfigError(f"transformers {why}; use --format quark, or --exclude '{pattern}'")
+            raise refusal(why, name if stack is None else f"{stack}.*")
+
+
+def check_asked(model: nn.Module, quantized: Iterable[str]) -> None:
+    """Refuse layers whose weight other code asks for, if only for its type: gptqmodel's layers have none.
+
+    Raises:
+        ConfigError: the first one.
+    """
+    asked = set(read_directly(model, at_all=True))
+    if name := next((name for name in quantized if name in asked), None):
+        raise refusal(f"breaks off where other code of the model asks for the weight of {name!r} (gptqmodel)", name)
+
+
+def refusal(why: str, name: str) -> ConfigError:
+    """What a layer, or all of a kind, is refused with."""
+    pattern = re.sub(r"\.\d+\.", ".*.", name)
+    return ConfigError(f"transformers {why}; use --format quark, or --exclude '{pattern}'")
 
 
 def of_model(model: nn.Module, kind: str, config: QConfig, format: str) -> str | None:

@@ -24,15 +24,20 @@ from quark.torch.export.shards import Item
 
 PREDICTION = re.compile(r"(^|\.)mtp(_\w+)?\.")
 LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
+TABLES = ("rotary_emb.inv_freq", "position_ids")
 GIVEN = "left_out"  # attribute of a model whose heads were decoded: their items
 
 
 def is_ignored(model: nn.Module, name: str) -> bool:
     """Whether the tensor ``name`` of a file of ``model`` is left unread.
 
-    transformers names it, or it is of a layer behind the last, which the configuration counts as a head.
+    transformers names it, or it is of a layer behind the last, which the configuration counts as a head; or a table
+    that older versions stored with every layer, and the model makes (``_adjust_missing_and_unexpected_keys``).
     """
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    tables = {one for one in TABLES if name.endswith(one)}
+    if tables and any(own.endswith(one) for own, _ in model.named_buffers() for one in tables):
+        return True
     depth, heads = depth_of(model)
     behind = any(depth <= int(number) < depth + heads for _, number in LAYER.findall(name))
     return behind or any(re.search(pattern, name) for pattern in patterns)

@@ -10,11 +10,15 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from quark.config.file_formats import PROGRAMS, check_caches, tried, works
+from quark.config.file_formats import PROGRAMS, check_caches, works
 from quark.errors import QuarkError
 from quark.torch.config.model import QConfig
+from quark.torch.config.schemes import names_like
 from quark.torch.export.before_work import check_before_work
+from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.gptqmodel_reads import METHODS
+from quark.torch.export.huggingface import config_of
+from quark.torch.export.model_files import float_dtype
 
 NAMES_MODULES = "--for transformers names the modules in the file that it asks for"
 
@@ -22,7 +26,7 @@ NAMES_MODULES = "--for transformers names the modules in the file that it asks f
 def readers(
     model: nn.Module,
     config: QConfig,
-    schemes: Sequence[str],
+    schemes: Sequence[Sequence[str]],
     cache: str | None,
     format: str,
     source: str | os.PathLike[str],
@@ -35,14 +39,15 @@ def readers(
     Args:
         model: float, or a skeleton.
         config: how it will be quantized.
-        schemes, cache: by name, of its layers and of keys and values.
+        schemes: of its layers; of each the names that it has, for files do not say which of them it was.
+        cache: of keys and values, by name.
         format: of the file.
         source: the folder that the model comes from.
     """
     strange = getattr(getattr(model, "config", None), "auto_map", not hasattr(model, "config"))
-    if strange or not schemes or not all(scheme in tried() for scheme in schemes):
+    if strange or not schemes:
         return {}
-    names = [name for name in PROGRAMS if all(works(scheme, format, name) for scheme in schemes)]
+    names = [name for name in PROGRAMS if all(any(works(one, format, name) for one in known) for known in schemes)]
     found = {}
     for name in names:
         try:
@@ -52,3 +57,20 @@ def readers(
         except QuarkError as error:
             found[name] = str(error)
     return found
+
+
+def schemes_in(model: nn.Module) -> list[list[str]]:
+    """The schemes of the layers of a quantized model: of each kind of layers the names that it may have."""
+    config = config_of(model)
+    layers = (config.global_quant_config, *config.layer_quant_config.values())
+    return [names_like(one) for one in layers if one is not None and any(one.stages("weight"))]
+
+
+def readers_of_codes(
+    model: nn.Module, cache: str | None, format: str, source: str | os.PathLike[str]
+) -> dict[str, str]:
+    """As ``readers``, of a quantized model whose codes are written as they are; arguments as there."""
+    from quark.torch.files.skeleton import architecture_of
+
+    bare = architecture_of(read_checkpoint(source), buffers=False, eager=False, dtype=float_dtype(model))
+    return {} if bare is None else readers(bare, config_of(model), schemes_in(model), cache, format, source)

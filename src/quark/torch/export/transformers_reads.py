@@ -33,7 +33,7 @@ from quark.torch.calibration import device_of
 from quark.torch.config.model import QConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
-from quark.torch.export.gptqmodel_reads import METHODS, check_gptqmodel
+from quark.torch.export.gptqmodel_reads import METHODS, check_asked, check_gptqmodel
 from quark.torch.export.model_files import float_dtype, is_untied
 from quark.torch.export.oldest_transformers import why_too_old
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of, names_of
@@ -240,6 +240,7 @@ def check_custom(model: nn.Module, quantized: Sequence[str], config: QConfig, fo
         check_gptqmodel(model, quantized, config, format)
         if why := values(model, quantized):
             raise ConfigError(f"transformers does not load it in the format {format}: {why}; use --format quark")
+        check_asked(model, quantized)
     weight, names = config.global_quant_config.weight, names_of(model)
     if format == FP8 and isinstance(weight, QTensorConfig) and weight.block_size:
         check_blocks(model, quantized, weight.block_size)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,6 @@ def check_lacking(
     known = {*stored, *stored.values()}
     made = {name for inside, outside in way.groups.values() if known.issuperset(outside) for name in inside}
     made |= {part for name, (_, parts) in stacks.items() if name in made for part in parts}
-    made |= set(getattr(model, "all_tied_weights_keys", None) or {})
     patterns = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
     for name in lacking:
         if name not in made and not any(re.search(pattern, name) for pattern in patterns):
@@ -184,20 +183,19 @@ def deeper(model: nn.Module) -> nn.Module:
     return without_values(model)
 
 
-def left_behind(folder: Path, model: nn.Module, stored: Mapping[str, str], others: Collection[str]) -> list[str]:
+def left_behind(folder: Path, model: nn.Module, stored: Mapping[str, str]) -> list[str]:
     """The tensors that the model has no place for, told: transformers leaves them behind when it loads the folder.
 
     Args:
         folder: of the checkpoint.
         model: that its configuration makes; one that is no model of transformers may lack parts.
         stored: names in the files by names in the model.
-        others: names in the model that are known beside its own.
 
     Raises:
         ModelError: one of a layer; it is named.
     """
     own = model.state_dict()
-    apart = {name: one for name, one in stored.items() if name not in own and name not in others}
+    apart = {name: one for name, one in stored.items() if name not in own}
     if not apart or not hasattr(model, "config"):
         return []
     way = way_in(model, {name: (tuple(value.shape), value.dtype) for name, value in own.items()})

@@ -410,7 +410,13 @@ def convert(
             not read them.
     """
     check_name("format", format, FORMATS)
-    model = quantized_model(Path(source))
+    return move(quantized_model(Path(source)), source, target, format, program, max_shard_size)
+
+
+def move(
+    model: nn.Module, source: Path, target: Path, format: str, program: str | None, max_shard_size: int = SHARD_SIZE
+) -> FileLoss | None:
+    """As ``convert``, of the model that is in ``source``."""
     if program is not None:
         check_program(written_as(model), format, program)
     return export_as(model, target, format, source, max_shard_size, program=program)

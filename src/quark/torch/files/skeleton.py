@@ -94,15 +94,22 @@ class Skeleton:
         tensors: what is stored, by the names in ``model``.
         stacked: stored tensors of which ``tensors`` has the parts: the names of these, and of the module.
         names: of the tensors of ``model`` outside.
+        base: what the names in its files leave out, with a dot: they hold the model inside, with or without a head.
     """
 
     model: nn.Module
     tensors: dict[str, StoredSource]
     stacked: dict[str, tuple[StoredSource, tuple[str, ...]]]
     names: FileNames
+    base: str = ""
 
     def outside(self, name: str, quantized: Collection[str]) -> str:
-        """The name in written files of a tensor, or of a parameter beside it: as in those that are read."""
+        """The name in written files of a tensor, or of a parameter beside it: as in those that are read, in full."""
+        found = self.named(name, quantized)
+        return self.base + found if name.startswith(self.base) and not found.startswith(self.base) else found
+
+    def named(self, name: str, quantized: Collection[str]) -> str:
+        """As ``outside``, where the files that are read say it in full."""
         owner, _, own = name.rpartition(".")
         weight = self.tensors.get(f"{owner}.weight")
         if name in self.tensors and name not in quantized and self.tensors[name].part is None:
@@ -137,17 +144,20 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     check_named(checkpoint.folder, checkpoint.config)
     model = architecture_of(checkpoint, buffers, eager) or nn.Module()
     renames = renames_of(model)
-    base, headed = getattr(model, "base_model_prefix", ""), set(model.state_dict())
-    begun = (renamed(name, renames).startswith(f"{base}.") for name in stored)
-    if base and base in model._modules and not any(begun):
-        model = model.get_submodule(base)  # saved without its head
+    inside = getattr(model, "base_model_prefix", "")
+    begun = any(renamed(name, renames).startswith(f"{inside}.") for name in stored)
+    base = f"{inside}." if inside in model._modules and not begun else ""
     together = set(model.state_dict())
     check_types(checkpoint.folder, model, {name: one.dtype for name, one in stored.items()})
     with told(checkpoint.folder, checkpoint.config):
         apart = stacks(model)
         outside = names_of(model)
     layers = {name: inside for inside, name in outside.layers.items()}
-    names = names_in_memory(stored, together | set(model.state_dict()), renames, layers)
+    places = together | set(model.state_dict())
+    names = names_in_memory(stored, places, renames, layers)
+    if base:
+        longer = names_in_memory([base + name for name in stored], places, renames, layers)
+        names |= {name: found for name in stored if (found := longer[base + name]) in places}
     wide = kept_wide(model, checkpoint.dtype or named_type(checkpoint))
     tensors = {names[name]: as_held(names[name], value, wide) for name, value in stored.items()}
     stacked: dict[str, tuple[StoredSource, tuple[str, ...]]] = {}
@@ -159,11 +169,11 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     check_shapes(checkpoint, model, tensors)
     known = {name: one.name for name, one in tensors.items()}
     check_lacking(checkpoint.folder, model, known, apart)
-    for name in left_behind(checkpoint.folder, model, known, headed):
+    for name in left_behind(checkpoint.folder, model, known):
         del tensors[name]
     if not hasattr(model, "config"):
         add_layers(model, tensors)
-    return Skeleton(model, tensors, stacked, outside)
+    return Skeleton(model, tensors, stacked, outside, base)
 
 
 def kept_wide(model: nn.Module, dtype: torch.dtype | None) -> Callable[[str], object]:
