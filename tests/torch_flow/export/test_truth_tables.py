@@ -81,13 +81,15 @@ def test_a_card_names_who_reads_and_who_was_tried_in_vain(tmp_path: Path, monkey
         never: formats.Row(formats.ANY, "awq", never, False, "its documents"),
     }
     monkeypatch.setattr(card, "row_of", lambda scheme, format, program: rows.get(program))
-    made = SimpleNamespace(scheme="int4", format="awq", not_for={})
+    made = SimpleNamespace(scheme="int4", format="awq", not_for={}, readers=())
     told = card.uses(made, tmp_path)  # type: ignore[arg-type]
     made.not_for = {reads: "this model"}
     other = card.uses(made, tmp_path)  # type: ignore[arg-type]
     titles = {name: formats.PROGRAMS[name].title for name in formats.PROGRAMS}
     assert f"Not for {titles[reads]}: this model." in other and f"{titles[reads]} (a run):" not in other
     assert f"{titles[reads]} (a run):" in told and f"Not for {titles[fails]}: its loader." in told
+    made.readers = (untried,)
+    assert f"{titles[untried]}:\n" in card.uses(made, tmp_path)  # type: ignore[arg-type]
     assert "its documents" not in told and f"Not for {titles[untried]}" not in told
 
 
