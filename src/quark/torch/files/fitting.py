@@ -117,7 +117,8 @@ def check_lacking(
     known = {*stored, *stored.values()}
     made = {name for inside, outside in way.groups.values() if known.issuperset(outside) for name in inside}
     made |= {part for name, (_, parts) in stacks.items() if name in made for part in parts}
-    made |= set(getattr(model, "all_tied_weights_keys", None) or {})
+    ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    made |= {name for name, source in ties.items() if source in stored}
     patterns = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
     for name in lacking:
         if name not in made and not any(re.search(pattern, name) for pattern in patterns):
