@@ -82,10 +82,10 @@ def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None
             f"trust it, and write it with save_pretrained"
         )
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    check_code(folder, config, trust_remote_code)
     stored = stored_tensors(read_checkpoint(folder))
     check_named(folder, config)
     check_counts(folder, config, stored)
-    check_code(folder, config, trust_remote_code)
     try:
         with told(folder, config, (OSError, ValueError)):
             loaded: Any = _kind(config).from_pretrained(
