@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch import nn
 
@@ -66,9 +67,7 @@ def schemes_in(model: nn.Module) -> list[list[str]]:
     return [names_like(one) for one in layers if one is not None and any(one.stages("weight"))]
 
 
-def readers_of_codes(
-    model: nn.Module, cache: str | None, format: str, source: str | os.PathLike[str]
-) -> dict[str, str]:
+def readers_of_codes(model: nn.Module, cache: str | None, format: str, source: str | Path) -> dict[str, str]:
     """As ``readers``, of a quantized model whose codes are written as they are; arguments as there."""
     from quark.torch.files.skeleton import architecture_of
 
