@@ -23,6 +23,7 @@ from quark.config.file_formats import chosen_format
 from quark.errors import ConfigError
 from quark.numerics.elements import Float, Int
 from quark.numerics.formats import FORMATS, Block, get_format
+from quark.onnx.describe import describe
 from quark.onnx.quantization.config.data_type import data_types
 from quark.operators import OPERATORS
 from quark.torch import LLMTemplate, ModelQuantizer, export_onnx, export_safetensors, import_model_from_safetensors
@@ -234,8 +235,40 @@ def test_powers_of_two_with_a_sign() -> None:
 @pytest.mark.parametrize("slot", ["input_tensors", "output_tensors", "weight", "bias"])
 def test_a_float_without_a_sign_is_for_scales(slot: str) -> None:
     config = QConfig(QLayerConfig(**{slot: QTensorConfig(Dtype.fp8_e5m3, qscheme="per_tensor")}))
-    with pytest.raises(ConfigError, match="of '0': e5m3 has no sign, so numbers below 0 would become 0"):
+    with pytest.raises(ConfigError, match="of '0': e5m3 has no sign, so numbers below 0 would be lost"):
         ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(40, 8)), [torch.from_numpy(X)])
+
+
+@pytest.mark.parametrize(
+    ("types", "words"),
+    [
+        ("e5m3/int8", "inputs: e5m3 has no sign, so numbers below 0 would be lost"),
+        ("uint8/e5m3@channel", "weight: e5m3 has no sign"),
+        ("uint8/e8m0", "weight: e8m0 has no sign"),
+        (
+            "uint8/float16@channel",
+            "weight: float16 has no scales, and none per channel",
+        ),
+        ("bfloat16/bfloat16@32", "weight: bfloat16 has no scales, and none per group of 32"),
+    ],
+)
+def test_what_onnx_cannot_hold_is_refused_before_any_work(types: str, words: str) -> None:
+    """Made zeros of all numbers below 0, or ended in an error of the writer."""
+    proto = models.model("g (float[n,40] x) => (float[n,8] y) { y = MatMul(x, w) }", {"w": W})
+    with pytest.raises(ConfigError, match=words):
+        q.ModelQuantizer(q.Config(q.get_default_config(types))).run(proto, None, [{"x": X}])
+
+
+def test_inspecting_a_file_does_not_need_its_format(rows: None, tmp_path: Path) -> None:
+    proto = models.model("g (float[n,40] x) => (float[n,8] y) { y = MatMul(x, w) }", {"w": W})
+    config = q.QConfig(q.QLayerConfig(q.FP8E3M4Spec(), q.MXFP8E3M4Spec()), extra_options={"PrintSummary": False})
+    q.ModelQuantizer(config).run(proto, tmp_path / "q.onnx", [{"x": X}])
+    quark.unregister_format(BLOCK.name)
+    try:
+        (said,) = describe(tmp_path / "q.onnx").others
+    finally:
+        quark.register_format(BLOCK)
+    assert said.startswith("a plan holds no blocks of the type mxfp8_e3m4, which the node")
 
 
 def test_nobody_says_that_vllm_reads_it(rows: None) -> None:

@@ -24,7 +24,6 @@ NOTE = re.compile(r"\((.*)\)$")  # of a row of the table of formats: what is to 
 ARCHITECTURES = "where they have this architecture"
 FILE_LOSS = (0.10, 0.01)
 """Of the norm of the evaluated weights, from which a file is lost, and up to which it is good."""
-EVALUATE = "quark torch evaluate {output} --data TEXT"
 WITH_DATA = "`quark torch quantize` with --data TEXT measures the perplexity before and after"
 MEASURES = {  # by the format, where ``quark torch evaluate`` does not load it
     "gguf": "llama-perplexity -m {output}/*.gguf -f TEXT",
@@ -124,7 +123,9 @@ def following(request: FolderJob, facts: Mapping[str, Any], accuracy: Line) -> s
     """The command that makes sense now."""
     data = request.source.data
     if accuracy.word == "not measured" or facts.get("unchanged"):
-        return MEASURES.get(facts["format"], EVALUATE).format(output=shlex.quote(str(request.output)))
+        others, output = MEASURES.get(facts["format"]), str(request.output)
+        evaluate = command_line(["quark", "torch", "evaluate", output, "--data", "TEXT"])
+        return evaluate if others is None else others.format(output=shlex.quote(output))
     if accuracy.bad and data is not None:
         words = ["quark", "auto", str(request.model), "--data", str(data), "--for", purpose_of(request, facts)]
         return f"try what else this program reads: {command_line([*words, '-o', f'{request.output}-auto'])}"

@@ -15,7 +15,8 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, as_a, check_name
 from quark.numerics.affine import Grid
 from quark.numerics.blocks import BLOCK_RULES
-from quark.numerics.formats import FORMATS, Block, Format, Int, get_format
+from quark.numerics.elements import Power
+from quark.numerics.formats import FORMATS, Block, Float, Format, Int, get_format
 from quark.numerics.ggml import GGML
 from quark.numerics.granularity import WHOLE, Granularity, Group, Tensor
 from quark.numerics.rounding import ROUNDINGS
@@ -179,6 +180,16 @@ def scale_rule_of(given: str | None, implied: str | None, by: str, format: str) 
         allowed = ", ".join(sorted(BLOCK_RULES))
         raise ConfigError(f"scale_rule={given!r} is not a rule for the blocks of {format}; allowed are {allowed}")
     return given
+
+
+def check_sign(what: str, spec: TensorSpec) -> None:
+    """Refuse floats without a sign, which scales have: they would make zeros of what is below 0.
+
+    Raises:
+        ConfigError: such a format, of ``what``.
+    """
+    if isinstance(spec.row, Float | Power) and not spec.row.signed:
+        raise ConfigError(f"{what}: {spec.format} has no sign, so numbers below 0 would be lost: it is for scales")
 
 
 @cache

@@ -215,7 +215,8 @@ def _block_format(node: ir.Node) -> str | None:
 
 
 def _in_blocks(node: ir.Node, format: str) -> TensorSpec:
-    row = BLOCKS[format]
+    if (row := BLOCKS.get(format)) is None:
+        raise ModelError(f"a plan holds no blocks of the type {format}, which the node {node.name!r} has")
     return TensorSpec(
         format, granularity=Group(int_attribute(node, "axis", 1), int_attribute(node, "block_size", row.size))
     )

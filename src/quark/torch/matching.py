@@ -19,9 +19,10 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from quark.config.plan import NodePlan, Plan
+from quark.config.tensor import check_sign
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, nearest
-from quark.numerics.formats import Float, Int
+from quark.numerics.formats import Int
 from quark.numerics.ggml import GGML, Ggml
 from quark.numerics.granularity import WHOLE, Channel, Granularity, Group, Token, normal_axis
 from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
@@ -360,7 +361,8 @@ def bind(layer: Candidate, config: QLayerConfig, source: str, skeleton: bool) ->
     if layer.kind.features is None and stages["input_tensors"]:
         raise ConfigError(f"{source}: {layer.name!r} looks up rows by integers, so input_tensors must be None")
     for slot in SLOTS:
-        check_sign(f"{source}: {WORDS.get(slot, slot)} of {layer.name!r}", stages[slot])
+        for stage in stages[slot]:
+            check_sign(f"{source}: {WORDS.get(slot, slot)} of {layer.name!r}", stage.spec)
     found = {slot: tuple(on_axis(stage, meaning(layer, slot, stage)) for stage in stages[slot]) for slot in SLOTS}
     for slot in ("weight", "bias"):
         for stage in found[slot]:
@@ -405,13 +407,6 @@ def check_module(layer: Candidate, skeleton: bool) -> None:
         raise ModelError(
             f"{name!r} rewrites its weight at each call (max_norm); set max_norm to None, or leave it float"
         )
-
-
-def check_sign(what: str, stages: Stages) -> None:
-    """The codes reach below 0: a float without a sign, which scales have, would make zeros of what is there."""
-    odd = next((one.spec.format for one in stages if isinstance(one.spec.row, Float) and not one.spec.row.signed), None)
-    if odd is not None:
-        raise ConfigError(f"{what}: {odd} has no sign, so numbers below 0 would become 0; it is a type of scales")
 
 
 def check_fit(what: str, shape: tuple[int, ...], stage: Stage) -> None:

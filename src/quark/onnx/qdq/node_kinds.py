@@ -21,7 +21,7 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.overrides import Override, parse_overrides
 from quark.config.plan import TensorPlan
-from quark.config.tensor import LayerSpec, TensorSpec
+from quark.config.tensor import LayerSpec, TensorSpec, check_sign
 from quark.errors import ConfigError
 from quark.numerics.blocks import Block
 from quark.numerics.formats import get_format
@@ -145,13 +145,14 @@ def opsets_of(layer: LayerSpec, options: Options) -> Iterator[int]:
     """The opsets that carry the specs of a layer.
 
     Raises:
-        ConfigError: a granularity that the format's carrier does not have.
+        ConfigError: a granularity that the format's carrier does not have, or a format of scales.
     """
     for slot, spec in vars(layer).items():
         activation = slot in ("inputs", "outputs")
         if spec is None or (options.WeightsOnly and activation):
             continue
         kind = activation_kind(spec, options) if activation else constant_kind(spec, options)
+        check_sign(slot, spec)
         _check_granularity(spec, slot, kind)
         if kind == "block":
             block_operator(spec)
@@ -167,8 +168,9 @@ def _check_granularity(spec: TensorSpec, slot: str, kind: Kind) -> None:
         raise ConfigError(
             f"{slot}: an activation has one scale per tensor (QuantGranularity.Tensor), not {spec.granularity}"
         )
-    folded = kind == "cast" and not spec.row.unit_scale
-    if kind not in ("standard", "block") and not folded and isinstance(spec.granularity, Group):
+    if kind != "block" and spec.row.unit_scale and not isinstance(spec.granularity, Tensor):
+        raise ConfigError(f"{slot}: {spec.format} has no scales, and none {spec.granularity}; allowed is Tensor")
+    if kind not in ("standard", "block", "cast") and isinstance(spec.granularity, Group):
         raise ConfigError(
             f"{slot}: ONNX has no groups of the data type {spec.format!r}; allowed are Tensor and Channel"
         )
