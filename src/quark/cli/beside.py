@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from quark.files.outputs import Output
@@ -10,8 +11,8 @@ from quark.files.outputs import Output
 
 def recipe_beside(given: Mapping[str, Any]) -> Iterator[Output]:
     """The configuration file that ``quark auto`` writes beside its model or folder."""
-    output = given["output"].expanduser()
-    output = output.resolve() if given["model"].is_dir() else output.with_name(output.stem) if output.name else output
+    output = Path(given["output"]).expanduser()  # a word still, in some versions of typer
+    output = output.resolve() if Path(given["model"]).is_dir() else output.with_name(output.stem) if output.name else output
     yield Output(output.parent / f"{output.name}.recipe.yaml", "the recipe")
 
 
@@ -22,4 +23,4 @@ def preprocessing_beside(given: Mapping[str, Any]) -> Iterator[Output]:
 
     data, function = given["data"], given["preprocess"]
     if data is not None and (function is not None or is_picture(data)):
-        yield Output(given["output"].parent / FILE, f"the file {FILE}")
+        yield Output(Path(given["output"]).parent / FILE, f"the file {FILE}")

@@ -334,7 +334,7 @@ def conversions_made(described: Mapping[str, Any], names: FileNames, schemes: It
         reader = AutoHfQuantizer.from_config(dict(described))
         reader.validate_environment()
         update = reader.update_weight_conversions
-        view = [ConversionView(names.model, schemes)] if "model" in inspect.signature(update).parameters else []
+        view = [ConversionView(names.model, schemes)] if len(inspect.signature(update).parameters) > 1 else []
         return list(update(copy.deepcopy(steps), *view))  # without it up to transformers 5.20
     except ValueError:
         return None
