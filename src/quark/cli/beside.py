@@ -12,7 +12,9 @@ from quark.files.outputs import Output
 def recipe_beside(given: Mapping[str, Any]) -> Iterator[Output]:
     """The configuration file that ``quark auto`` writes beside its model or folder."""
     output = Path(given["output"]).expanduser()  # a word still, in some versions of typer
-    output = output.resolve() if Path(given["model"]).is_dir() else output.with_name(output.stem) if output.name else output
+    output = (
+        output.resolve() if Path(given["model"]).is_dir() else output.with_name(output.stem) if output.name else output
+    )
     yield Output(output.parent / f"{output.name}.recipe.yaml", "the recipe")
 
 
@@ -22,5 +24,5 @@ def preprocessing_beside(given: Mapping[str, Any]) -> Iterator[Output]:
     from quark.onnx.preprocess_file import FILE
 
     data, function = given["data"], given["preprocess"]
-    if data is not None and (function is not None or is_picture(data)):
+    if data is not None and (function is not None or is_picture(Path(data))):
         yield Output(Path(given["output"]).parent / FILE, f"the file {FILE}")
