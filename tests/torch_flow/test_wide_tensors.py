@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -71,3 +72,18 @@ def test_router_biases_keep_their_values(format: str, tmp_path: Path) -> None:
     for folder in (path for path in tmp_path.iterdir() if path.name != "source"):
         found = load_file(folder / "model.safetensors")
         assert {key: torch.equal(found[key], value) for key, value in given.items()} == dict.fromkeys(given, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "told"),
+    [("float32", None, False), ("bfloat16", None, True), ("bfloat16", torch.bfloat16, False), (None, None, False)],
+)
+def test_weights_of_another_type_than_the_model_are_told(
+    said: str | None, asked: torch.dtype | None, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = saved("llama", tmp_path / "source")
+    file = tmp_path / "source" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": said}))
+    config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel")
+    quantize_checkpoint(tmp_path / "source", tmp_path / "made", config, dtype=asked)
+    assert ("names the type bfloat16" in caplog.text and "the files hold float32" in caplog.text) is told

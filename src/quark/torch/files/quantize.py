@@ -333,6 +333,8 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
     samples = None if how.samples is None else list(how.samples)  # read once: what is digested is what is used
     tensors = decision.tensors
     warn_of_stacked(tensors)
+    if not grids:
+        warn_of_types(checkpoint, decision.weights.values())
     tell_layouts(found)
     layers = {name.removesuffix(".weight") for name in decision.weights if name.endswith(".weight")}
     if not is_detour(goal):
@@ -419,6 +421,19 @@ def warn_of_stacked(tensors: Mapping[str, StoredSource]) -> None:
     stacked = [name for name, stored in tensors.items() if len(stored.shape) == 3 and "expert" in name]
     if stacked:
         log.warning("%d tensors of stacked experts stay float: %s", len(stacked), ", ".join(stacked))
+
+
+def warn_of_types(checkpoint: Checkpoint, weights: Iterable[StoredSource]) -> None:
+    """Say that weights are quantized as they are stored, where a model in memory would have another type."""
+    named = named_type(checkpoint)
+    other = next((one.dtype for one in weights if named is not None and one.dtype is not named), None)
+    if other is not None and checkpoint.dtype is None:
+        types = (str(one).removeprefix("torch.") for one in (named, other))
+        log.warning(
+            "config.json names the type %s, in which `quark torch quantize` reads the weights; the files hold %s, and "
+            "that is quantized here: --dtype (dtype) makes them one",
+            *types,
+        )
 
 
 def jobs_of(
