@@ -333,8 +333,7 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
     samples = None if how.samples is None else list(how.samples)  # read once: what is digested is what is used
     tensors = decision.tensors
     warn_of_stacked(tensors)
-    if not grids:
-        warn_of_types(checkpoint, decision.weights.values())
+    warn_of_types(checkpoint, () if grids else decision.weights.values())
     tell_layouts(found)
     layers = {name.removesuffix(".weight") for name in decision.weights if name.endswith(".weight")}
     if not is_detour(goal):
