@@ -16,8 +16,9 @@ leaves it open), or make their block NaN. A short last block is a block. A block
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import inf, nan, prod
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -407,13 +408,18 @@ BLOCKS: dict[str, Block] = {row.name: row for row in ROWS}
 BLOCK_RULES = frozenset(row.rule for row in ROWS)
 
 
+#: What makes a row of a block, but for its name and length.
+_WHAT = attrgetter(*(one.name for one in fields(Block) if one.name not in ("name", "size")))
+
+
 def named(block: Block) -> Block:
     """The row of ``BLOCKS`` that ``block`` is one of: everything equal but, where no row has it, the block length.
 
     Raises:
         ConfigError: no row has such scales.
     """
-    kin = [row for row in BLOCKS.values() if replace(row, name=block.name, size=block.size) == block]
+    what = _WHAT(block)
+    kin = [row for row in BLOCKS.values() if _WHAT(row) == what]
     if not kin:
         raise ConfigError(f"no block format has the elements of {block.name!r} under {block.rule} scales")
     return min(kin, key=lambda row: (row.size != block.size, row.name != block.name))
