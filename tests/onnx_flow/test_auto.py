@@ -18,7 +18,7 @@ from quark.cli import main
 from quark.demo import data
 from quark.errors import ConfigError
 from quark.onnx.auto import SLOWER, OnnxSearch, auto, quantized
-from quark.onnx.climb import Climb
+from quark.onnx.climb import Attempt, Climb
 from quark.onnx.compare import Checks, compare
 from quark.onnx.latency import median_seconds
 from quark.onnx.recipes import RECIPES, Choice
@@ -140,6 +140,18 @@ def test_where_every_preset_is_slower_float_stays_and_more_time_is_not_advised(
     assert b"QuantizeLinear" not in (tmp_path / "best.onnx").read_bytes()
     found = auto(folder / "model.onnx", split(samples()), OnnxGoal("cpu", seconds=20), tmp_path)
     assert SLOWER in dict(found.untried).values() and LATE not in dict(found.untried).values()
+
+
+def test_what_is_excluded_is_no_layer_apart(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that are in float already are not ranked among those that may be put there."""
+    tried = []
+    monkeypatch.setattr(OnnxSearch, "attempt", lambda self, trial: tried.append(trial.choice) or trial)
+    for excluded in ((), ("/body/body.4/body.4.0/Conv",)):
+        search = OnnxSearch(folder / "model.onnx", split(samples()), OnnxGoal("npu", seconds=60), tmp_path, print)
+        search.layers_apart(Attempt(Choice("A8W8", exclude=excluded), None), 0.0)
+        assert tried and all(choice.exclude == excluded for choice in tried)
+        assert any("/body/body.4/body.4.0/Conv" in choice.layers for choice in tried) == (not excluded)
+        tried.clear()
 
 
 def test_what_is_excluded_stays_float_in_every_trial_and_in_the_recipe(
