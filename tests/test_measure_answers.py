@@ -440,6 +440,12 @@ def a_list(rows: list[int], shift: float = 0.0, filled: int = 0, **changed: np.n
     return {name: np.pad(one, [(0, filled), (0, 0)][: one.ndim])[None] for name, one in made.items()}
 
 
+def in_one(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same as columns of one output."""
+    columns = [outputs["scores"][..., None], outputs["labels"][..., None]]
+    return {"found": np.concatenate([outputs["boxes"], *columns], -1).astype(np.float32)}
+
+
 ALL = list(range(14))
 
 
@@ -451,6 +457,7 @@ ALL = list(range(14))
         (a_list(ALL[:-1]), 26 / 27, "good"),  # a list that ends a box earlier
         (a_list(ALL, labels=np.array([1, *(np.array(ALL) % 3)[1:]])), 26 / 28, "doubtful"),  # another class
         (a_list([*ALL, 14, 15, 16, 17, 18]), 28 / 33, "doubtful"),
+        (a_list([]), 0.0, "lost"),
         (a_list(ALL, 15.0), 0.0, "lost"),
         (a_list(ALL, filled=4), 1.0, "good"),
         (a_list(ALL, 11.0, filled=4), 0.0, "lost"),  # what fills it up says nothing about the form of the rest
@@ -460,12 +467,13 @@ ALL = list(range(14))
 def test_a_list_of_detections_is_judged_wherever_they_stand(
     theirs: dict[str, np.ndarray], kept: float, word: str
 ) -> None:
-    found = {name: Answers() for name in theirs}
-    update(found, a_list(ALL, filled=2 if theirs["scores"].shape[1] == 18 else 0), theirs)
-    for name, one in found.items():
-        distance = Distance()
-        if theirs[name].shape == a_list(ALL)[name].shape and theirs[name].dtype.kind == "f":
-            distance.update(a_list(ALL)[name], theirs[name])
+    ours = a_list(ALL, filled=2 if theirs["scores"].shape[1] == 18 else 0)
+    for a, b, name in [*((ours, theirs, name) for name in ours), (in_one(ours), in_one(theirs), "found")]:
+        found = {name: Answers() for name in a}
+        update(found, a, b)
+        one, distance = found[name], Distance()
+        if a[name].shape == b[name].shape and b[name].dtype.kind == "f":
+            distance.update(a[name], b[name])
         assert one.kind == "boxes" and one.share == pytest.approx(kept), name
         assert ("lost", "doubtful", "good")[judge(name, distance, one).level] == word
 
@@ -485,3 +493,8 @@ def test_what_is_no_list_of_detections_is_read_row_by_row(changed: dict[str, np.
     found = {name: Answers() for name in outputs}
     update(found, outputs, outputs)
     assert found["labels"].kind == "labels" and not any(one.ranked for one in found.values())
+    parts = in_one(a_list(ALL))["found"] + np.float32([0, 0, 0, 0, 0, 0.5])
+    for one in (in_one(outputs), {"found": parts}):  # classes are whole numbers
+        alone = {"found": Answers()}
+        update(alone, one, one)
+        assert not alone["found"].ranked

@@ -21,8 +21,8 @@ PRESETS = ("A8W8_CPU", "XINT8", "U8S8_AAWS", "U8U8_AAWA", "A8W8", "S8S8_AAWS")
 #: sides change nothing (two Conv, Concat, Conv by hand: 7 to 22 dB), so that no placement mends it; with Add in the
 #: place of Concat it is right (135 dB). Of all six, everything agrees up to the first Concat of convolutions, itself
 #: included (35 to 395 dB), and the first that differs is a Conv that reads it (SqueezeNet 6.7 dB, UltraFace 3.0,
-#: FastestDet 2.9, under both presets; 32 to 395 with the transformations off). The same codes shifted to uint8 with the zero point 128, which is what the
-#: target "cpu" makes of these presets, are computed right (138 dB).
+#: FastestDet 2.9, under both presets; 32 to 395 with the transformations off). The same codes shifted to uint8 with the
+#: zero point 128, which is what the target "cpu" makes of these presets, are computed right (138 dB).
 SIGNED = {(name, preset) for name in NAMES for preset in ("A8W8", "S8S8_AAWS") if name != "yolox_nano"}
 _SIGNED = pytest.mark.xfail(reason="OpenVINO moves quantizers over Concat and miscomputes signed codes", strict=True)
 MODES = {"as written": {"LP_TRANSFORMS_MODE": "NO"}, "low precision": {}}

@@ -5,7 +5,7 @@ that a program turns into boxes afterwards (an exponential of a size, cells of a
 
 Behind non-maximum suppression or a top-k, detections are a list that falls by score:
 
-    boxes [n, 4]    scores [n], 0..1 and falling    labels [n], integers, if there are any
+    boxes [n, 4]    scores [n], 0..1 and falling    labels [n], integers, if there are any    (or [n, 5], [n, 6])
 
 A box that gains a little score changes its place with its neighbour, and lists end at a threshold, so that neither
 place nor length says anything: a detection is kept where the other model has one of the same class with a box that
@@ -51,7 +51,8 @@ def ordered_or_centred(boxes: np.ndarray) -> bool:
 
 def likelier(boxes: np.ndarray) -> Form:
     """The form of what is known to be boxes [rows, 4]."""
-    return "corners" if np.mean((boxes[:, 2:] > boxes[:, :2]).all(1)) >= ORDERED else "centre"
+    ordered = np.asarray((boxes[:, 2:] > boxes[:, :2]).all(1))
+    return "corners" if ordered.sum() >= ORDERED * len(ordered) else "centre"
 
 
 def _spread(centres: np.ndarray, sizes: np.ndarray) -> bool:
@@ -110,7 +111,7 @@ def matches(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray, ranked: 
 
 
 class Ranked(NamedTuple):
-    """The names of the outputs that hold such a list."""
+    """The names of the outputs that hold such a list; one holds all of it where boxes and scores have the same name."""
 
     boxes: str
     scores: str
@@ -122,30 +123,50 @@ class Ranked(NamedTuple):
 
     def tally(self, x: Outputs, y: Outputs) -> tuple[float, float]:
         """Detections of the float model's outputs and of the other's: 2 tp, and 2 tp + fp + fn."""
-        kinds = np.unique(np.concatenate([_labels(one, self.labels).ravel() for one in (x, y)]))
-        found = [self._pictures(one, kinds) for one in (x, y)]
+        both = self._columns(x), self._columns(y)
+        kinds = np.unique(np.concatenate([labels.ravel() for _, _, labels in both]))
+        found = [_pictures(*columns, kinds) for columns in both]
         counted = [matches(boxes, theirs, a, b, True) for (boxes, a), (theirs, b) in zip(*found, strict=False)]
         kept, total = np.sum(counted, axis=0) if counted else (0.0, 0.0)
         return float(kept), float(total)
 
-    def _pictures(self, outputs: Outputs, kinds: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of each picture the boxes [n, 4] and the scores [n, classes]."""
-        scores = _lists(outputs[self.scores])
-        labels = _labels(outputs, self.labels).reshape(scores.shape) if self.labels else np.zeros(scores.shape)
-        boxes = outputs[self.boxes].reshape(*scores.shape, COORDINATES)
-        of_class = np.where(labels[..., None] == kinds, scores[..., None], 0.0)
-        return [(box[one > 0], a[one > 0]) for box, a, one in zip(boxes, of_class, scores, strict=True)]
+    def _columns(self, outputs: Outputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Boxes [pictures, n, 4], scores and labels [pictures, n]."""
+        scores = outputs[self.scores]
+        if self.boxes == self.scores:
+            rows = scores if scores.ndim == 3 else scores[None]
+            return rows[..., :COORDINATES], rows[..., COORDINATES], rows[..., COORDINATES + 1 :].sum(-1)
+        scores = _lists(scores)
+        labels = np.zeros(scores.shape) if self.labels is None else outputs[self.labels].reshape(scores.shape)
+        return outputs[self.boxes].reshape(*scores.shape, COORDINATES), scores, labels
+
+
+def _pictures(
+    boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, kinds: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each picture the boxes [n, 4] and the scores [n, classes], without rows that only fill it up."""
+    of_class = np.where(labels[..., None] == kinds, scores[..., None], 0.0)
+    return [(box[one > 0], a[one > 0]) for box, a, one in zip(boxes, of_class, scores, strict=True)]
 
 
 def list_of(outputs: Outputs) -> Ranked | None:
     """The list among the outputs of a float model; None: there is none."""
-    for boxes, x in outputs.items():
-        if x.dtype.kind != "f" or x.ndim not in (2, 3) or x.shape[-1] != COORDINATES or x.shape[-2] < FEWEST:
+    tables = {name: x for name, x in outputs.items() if x.dtype.kind == "f" and x.ndim in (2, 3)}
+    for name, x in tables.items():
+        if x.shape[-2] < FEWEST or x.shape[-1] not in (COORDINATES, COORDINATES + 1, COORDINATES + 2):
             continue
-        scores = next((name for name, one in outputs.items() if one.dtype.kind == "f" and _falls(one, x)), None)
-        if scores is not None and ordered_or_centred(x.reshape(-1, COORDINATES)[outputs[scores].ravel() > 0]):
-            sized = (name for name, one in outputs.items() if one.dtype.kind in "iu")
-            return Ranked(boxes, scores, next((name for name in sized if _fits(outputs[name], x)), None))
+        boxes, beside = x[..., :COORDINATES], x[..., COORDINATES:]
+        if beside.shape[-1]:
+            whole = bool((beside[..., 1:] == np.round(beside[..., 1:])).all())
+            scores = name if whole and _falls(beside[..., 0], boxes) else None
+        else:
+            scores = next((other for other, one in outputs.items() if _falls(one, boxes)), None)
+        if scores is None:
+            continue
+        given = beside[..., 0] if scores == name else outputs[scores]
+        if ordered_or_centred(boxes.reshape(-1, COORDINATES)[given.ravel() > 0]):
+            sized = (other for other, one in outputs.items() if one.dtype.kind in "iu" and _fits(one, boxes))
+            return Ranked(name, scores, None if scores == name else next(sized, None))
     return None
 
 
@@ -156,7 +177,7 @@ def _fits(x: np.ndarray, boxes: np.ndarray) -> bool:
 
 def _falls(x: np.ndarray, boxes: np.ndarray) -> bool:
     """Whether these are shares that fall from box to box."""
-    if not _fits(x, boxes) or not np.isfinite(x).all() or x.min() < 0 or x.max() > 1:
+    if x.dtype.kind != "f" or not _fits(x, boxes) or not np.isfinite(x).all() or x.min() < 0 or x.max() > 1:
         return False
     lists = _lists(x)
     return bool((np.diff(lists, axis=1) <= 0).all() and (lists[:, -1] < lists[:, 0]).all())
@@ -166,7 +187,3 @@ def _lists(x: np.ndarray) -> np.ndarray:
     """[pictures, n]"""
     flat = x[..., 0] if x.ndim > 1 and x.shape[-1] == 1 else x
     return np.asarray(np.atleast_2d(flat))
-
-
-def _labels(outputs: Outputs, name: str | None) -> np.ndarray:
-    return np.zeros(1) if name is None else outputs[name]
