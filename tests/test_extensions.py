@@ -20,6 +20,7 @@ from quark.errors import ConfigError
 from quark.onnx.quantization.config.candidates import candidate
 
 FILE = """
+print("words of the file")
 import numpy as np
 import quark
 from quark.numerics.formats import Float
@@ -36,6 +37,7 @@ quark.register_calibration("narrow", narrow, "extremes")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A model, samples, and a file of the user's; what it registers is forgotten again."""
     (tmp_path / "mine.py").write_text(FILE)
+    (tmp_path / "ends.py").write_text("raise SystemExit\n")
     (tmp_path / "fails.py").write_text("\nraise IndexError('seven')\n")
     onnx.save(models.cnn(), tmp_path / "float.onnx")
     np.savez(tmp_path / "x.npz", **models.feeds(models.cnn(), 0))
@@ -56,10 +58,12 @@ def specs() -> dict[str, set[str]]:
 def test_names_of_a_file_are_names_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["onnx", "quantize", "float.onnx", "-o", "q.onnx", "--data", "x.npz", "--plan", "plan.json"]
     assert main(["--extension", "mine.py", *words, "--preset", "fp8_e3m4:narrow/int8@channel"]) == 0
-    told = specs()
-    assert all("fp8_e3m4" in one and "narrow" in one for one in told["activation"])
-    assert all("int8" in one and "channel" in one.lower() for one in told["weight"])
-    assert "--extension mine.py" in capsys.readouterr().out
+    found = specs()
+    assert all("fp8_e3m4" in one and "narrow" in one for one in found["activation"])
+    assert all("int8" in one and "channel" in one.lower() for one in found["weight"])
+    told = capsys.readouterr()
+    assert "--extension mine.py" in told.out
+    assert "words of the file" in told.err and "words of the file" not in told.out
 
 
 def test_names_are_known_in_processes(folder: Path) -> None:
@@ -77,6 +81,7 @@ def test_names_are_known_in_processes(folder: Path) -> None:
         (["--extension", "--json"], "--extension takes a Python file"),
         (["--extension", "none.py"], "--extension 'none.py': the file 'none.py' does not exist"),
         (["--extension", "x.npz"], "--extension: 'x.npz' is not a Python file"),
+        (["--extension", "ends.py"], "--extension: 'ends.py' raised SystemExit in line 1 of ends.py"),
         (["--extension", "fails.py"], "--extension: 'fails.py' raised IndexError in line 2 of fails.py: seven"),
     ],
 )

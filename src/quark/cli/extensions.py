@@ -10,8 +10,9 @@ A file of ``--extension`` runs once a process.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import quark
@@ -62,10 +63,11 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run_extensions(files: Sequence[str]) -> None:
-    """Run the files that have not run in this process."""
+    """Run the files that have not run in this process; what they print is no output of the command."""
     for file in files:
         if Path(file).resolve() not in _RUN:
-            run_file(file, OPTION)
+            with redirect_stdout(sys.stderr):
+                run_file(file, OPTION)
             _RUN.add(Path(file).resolve())
 
 

@@ -91,7 +91,7 @@ def _guarded(function: Callable[..., Any], path: Path, who: str) -> Callable[...
             return function(*args, **settings)
         except QuarkError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit() would end the command as if all were done
             frames = [line for frame, line in traceback.walk_tb(error.__traceback__) if _is(frame, path)]
             line = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else None
             where = "" if line is None else f" in line {line} of {path.name}"
