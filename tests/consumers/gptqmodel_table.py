@@ -31,7 +31,8 @@ Written by `tests/consumers/gptqmodel_table.py`. Small random models of transfor
 models, in float16, quantized with `{scheme}` for transformers, loaded there with gptqmodel {gptqmodel} and optimum
 {optimum} on a CPU, and asked for logits (relative error to our own import, their mean removed; right within {limit},
 since the kernels round to float16 on their way). *refused* is our own sentence, before any work. `xlnet`
-in float16 does not run once transformers has loaded it, quantized or not.
+in float16 does not run once transformers has loaded it, quantized or not; nor do `deberta`
+and `mra`, which are not here.
 """
 
 

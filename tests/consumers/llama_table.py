@@ -115,9 +115,11 @@ mean removed, at the median position. The second number is the distance to the m
 that was evaluated: what llama.cpp's arithmetic costs this small random model. A few of all numbers lie between two
 codes and fall the other way by a last bit, so the first number is at most half of the second, and nine of ten positions
 are within the second (or within {exact}). More of them fall the other way where networks are deeper: a cell that is not
-within those bounds is asked two other texts, is right if it is in both, and then marked `again`. What is not quantized
-is F32. Behind them the perplexity of the text there
-and here, and how many of the 12 words are the same. **no** is anything else.
+within those bounds is asked two other texts, is right if it is in both, and then marked `again`. Of 48 texts
+of 9 tokens (Llama, Qwen3, Gemma 3 of two layers; Q4_0, Q8_0; tied heads quantized too) 40 are answered within 2e-6, and
+in each of the other eight (0.001 to 0.02) a number lies within 1e-4 of the middle of two codes; where one number of
+Llama's was made to fall the other way, 0.007 became 5e-7. What is not quantized is F32.
+Behind them the perplexity of the text there and here, and how many of the 12 words are the same. **no** is anything else.
 
 One tensor that is broken on purpose (`--broken scale`: one scale in every row; `nibbles`: 12 bytes of every row;
 `rows`: two rows, or two experts, exchanged) turns every quantized cell of `llama`, `mixtral`, `granitemoe` and
