@@ -119,7 +119,8 @@ within those bounds is asked two other texts, is right if it is in both, and the
 of 9 tokens (Llama, Qwen3, Gemma 3 of two layers; Q4_0, Q8_0; tied heads quantized too) 40 are answered within 2e-6, and
 in each of the other eight (0.001 to 0.02) a number lies within 1e-4 of the middle of two codes; where one number of
 Llama's was made to fall the other way, 0.007 became 5e-7. What is not quantized is F32.
-Behind them the perplexity of the text there and here, and how many of the 12 words are the same. **no** is anything else.
+Behind them the perplexity of the text there and here, and how many of the 12 words are the same.
+**no** is anything else.
 
 One tensor that is broken on purpose (`--broken scale`: one scale in every row; `nibbles`: 12 bytes of every row;
 `rows`: two rows, or two experts, exchanged) turns every quantized cell of `llama`, `mixtral`, `granitemoe` and
