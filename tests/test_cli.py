@@ -20,6 +20,7 @@ import pytest
 
 from quark import __version__
 from quark.cli import main
+from quark.cli.beside import preprocessing_beside, recipe_beside
 from quark.cli.common import THREADS
 from quark.cli.settings import parse_settings
 from quark.cli.verdicts import Bound
@@ -546,3 +547,16 @@ def test_report_that_cannot_be_written(folder: Path, capsys: Capture) -> None:
 def test_the_package_runs_as_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "quark", "presets"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "A8W8_CPU" in done.stdout, done.stderr
+
+
+def test_what_lies_beside_an_output_is_known_from_words_too(tmp_path: Path) -> None:
+    """Some versions of typer give the checks before work what was typed, some give paths."""
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").touch()
+    given = {"model": tmp_path / "m.onnx", "output": tmp_path / "q.onnx", "data": tmp_path / "pictures"}
+    for beside in (recipe_beside, preprocessing_beside):
+        found = [
+            [*beside({**{key: kind(value) for key, value in given.items()}, "preprocess": None})]
+            for kind in (Path, str)
+        ]
+        assert found[0] == found[1] and len(found[0]) == 1

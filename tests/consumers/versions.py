@@ -2,7 +2,8 @@
 
     PYTHONPATH=FOLDER OF THAT TRANSFORMERS:src python tests/consumers/versions.py
 
-Six kinds of models, two schemes, two formats. Everything is written and read by the transformers of the environment.
+Six kinds of models, four schemes in our format, two in compressed-tensors. Everything is
+written and read by the transformers of the environment.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mamba": ("ForCausalLM", {**SIZES, "state_size": 8}),
 }
 FORMS = ("quark", "compressed-tensors")
-CELLS = [(scheme, form) for form in FORMS for scheme in ("int4_wo_32", "fp8")]
+CELLS = [
+    *((one, "quark") for one in ("int4_wo_32", "fp8", "mxfp4", "nvfp4")),
+    *((one, FORMS[1]) for one in ("int4_wo_32", "fp8")),
+]
 IDS = torch.randint(5, 250, (2, 40), generator=torch.Generator().manual_seed(1))
 
 

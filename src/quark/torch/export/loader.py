@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from transformers.core_model_loading import WeightConverter, WeightRenaming
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
-from transformers.quantizers.quantizer_quark import QuarkHfQuantizer
+from transformers.quantizers.quantizer_quark import CHECKPOINT_KEYS, QuarkHfQuantizer
 
 from quark.errors import ConfigError, ModelError
 from quark.torch.experts import UnfusedExperts
@@ -89,6 +89,10 @@ class QuarkLoader(QuarkHfQuantizer):
         self.loading = model
         return model
 
+    def param_needs_quantization(self, *_: Any, **__: Any) -> bool:
+        """Files hold codes: nothing is quantized on the way in, as up to transformers 5.20 all would be."""
+        return False
+
     def update_weight_conversions(self, weight_conversions: list[Any], *given: Any) -> list[Any]:
         """The model's conversions, and ours before them; the model itself is ``given`` since transformers 5.21 only."""
         model = self.loading
@@ -100,7 +104,7 @@ class QuarkLoader(QuarkHfQuantizer):
         renames = [step for step in weight_conversions if isinstance(step, WeightRenaming)]
         converters = [IfKnown(step, known) for step in weight_conversions if isinstance(step, WeightConverter)]
         layers = {outside: inside for inside, outside in names_of(model).layers.items()}
-        scales: list[Any] = self.get_weight_conversions()
+        scales = [WeightRenaming(f"{source}$", target) for source, target in CHECKPOINT_KEYS.items()]
         return [ByLayer(layers, renames, base), *scales, *converters]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
