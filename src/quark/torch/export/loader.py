@@ -89,7 +89,7 @@ class QuarkLoader(QuarkHfQuantizer):
         self.loading = model
         return model
 
-    def param_needs_quantization(self, *_: Any, **__: Any) -> bool:
+    def param_needs_quantization(self, model: Any, param_name: str) -> bool:
         """Files hold codes: nothing is quantized on the way in, as up to transformers 5.20 all would be."""
         return False
 
