@@ -89,10 +89,6 @@ class QuarkLoader(QuarkHfQuantizer):
         self.loading = model
         return model
 
-    def param_needs_quantization(self, model: Any, param_name: str) -> bool:
-        """Files hold codes: nothing is quantized on the way in, as up to transformers 5.20 all would be."""
-        return False
-
     def update_weight_conversions(self, weight_conversions: list[Any], *given: Any) -> list[Any]:
         """The model's conversions, and ours before them; the model itself is ``given`` since transformers 5.21 only."""
         model = self.loading
