@@ -114,7 +114,7 @@ def check_wide(model: nn.Module, config: QConfig) -> None:
             own, exclude = str(dtype).removeprefix("torch."), re.sub(r"\.\d+\.", ".*.", name)
             raise ConfigError(
                 f"transformers holds {name!r} in float32 where the model computes in {own} (_keep_in_fp32_modules), "
-                f"and finds others there; use --dtype float32, integers for weights only, or --exclude '{exclude}'"
+                f"and finds other codes; use --dtype float32, integers for weights only, or --exclude '{exclude}'"
             )
 
 
