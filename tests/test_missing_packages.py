@@ -42,7 +42,8 @@ def test_pytorch_needs_no_package_of_another_extra(tmp_path: Path) -> None:
     assert all("pip install '.[" in line for line in told)
 
 
-def test_every_package_of_an_extra_has_a_remedy() -> None:
+def test_every_package_of_an_extra_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quark.cli.doctor.version_of", lambda name: None)
     needs: dict[str, set[str]] = {}
     for text in importlib.metadata.requires("openquark") or ():
         if (found := re.match(r"([\w.-]+).*extra == ['\"](\w+)", text)) and found[1] != "openquark":
@@ -59,6 +60,35 @@ def test_every_package_of_an_extra_has_a_remedy() -> None:
     }.items():
         assert f"'.[{extra}]'" in (remedy_for(module, ["onnx"]) or "")
     assert remedy_for("quark.nowhere", ["onnx"]) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "here", "told"),
+    [
+        (
+            "compressed_tensors.quantization.lifecycle",
+            "0.15.0.1",
+            r"compressed-tensors 0\.\d+ or newer, and 0.15.0.1 is",
+        ),
+        ("gguf", "0.9", r"gguf 0\.\d+ or newer, and 0.9 is installed"),
+        ("onnx.helper", "1.2", r"onnx 1\.\d+ or newer, and 1.2 is installed"),
+        ("onnx.helper", "99", None),
+    ],
+)
+def test_a_package_that_is_too_old_is_told(
+    module: str, here: str, told: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(words: list[str]) -> None:
+        raise ImportError(f"cannot import name 'new' from {module!r}", name=module)
+
+    monkeypatch.setattr("quark.cli._called", broken)
+    monkeypatch.setattr("quark.cli.doctor.version_of", lambda name: here)
+    if told is None:  # a name that it should have: a defect, which shows itself
+        with pytest.raises(ImportError):
+            main(["doctor"])
+        return
+    assert main(["doctor"]) == 1
+    assert re.search(told, capsys.readouterr().err)
 
 
 def test_a_module_that_is_ours_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:

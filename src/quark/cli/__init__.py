@@ -37,10 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = sentence(error, typed(_commands(), words_given), flags_of(_commands(), words_given))
         print(f"error: {said}", *words(error, verbose, said), sep="\n", file=sys.stderr)
         return 1
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         from quark.cli.doctor import remedy_for
 
-        if (remedy := remedy_for(error.name or "", words_given)) is None:
+        there = not isinstance(error, ModuleNotFoundError)
+        if (remedy := remedy_for(error.name or "", words_given, there)) is None:
             raise
         print(f"error: {remedy}", file=sys.stderr)
         return 1

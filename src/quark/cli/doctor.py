@@ -154,23 +154,28 @@ def extras() -> dict[str, list[str]]:
     return lacks
 
 
-def remedy_for(module: str, words: Sequence[str]) -> str | None:
-    """What to install where a command found a module missing; None where no extra has it.
+def remedy_for(module: str, words: Sequence[str], there: bool = False) -> str | None:
+    """What to install where a command found a module or a name in it missing; None where no extra has what helps.
 
     Args:
-        module: its name, such as "onnx.helper".
+        module: the name of the module, such as "onnx.helper".
         words: of the command, whose group is the name of an extra.
+        there: the module is there, and lacks a name, as one does that is too old.
     """
     package = MODULES.get(top := module.partition(".")[0], top.replace("_", "-"))
     needs = [match for text in importlib.metadata.requires("openquark") or () if (match := _NEED.match(text))]
-    found = [
-        extra for extra in (*EXTRAS, "all") if any((need["name"], need["extra"]) == (package, extra) for need in needs)
-    ]
-    if not found:
+    least = {need["extra"]: need["least"] for need in needs if need["name"] == package}
+    found = [extra for extra in (*EXTRAS, "all") if extra in least]
+    here = version_of(package)
+    old = bool(found and here) and numbers(here or "") < numbers(least[found[0]] or "")
+    if not found or (there and not old):
         return None
     extra = next((word for word in words[:1] if word in found), found[0])
+    lacks = (
+        f"{package} {least[extra]} or newer, and {here} is installed" if old else f"{package}, which is not installed"
+    )
     return (
-        f"this needs the package {package}, which is not installed: in the folder of the sources, "
+        f"this needs the package {lacks}: in the folder of the sources, "
         f"`pip install '.[{extra}]'`; `quark doctor` lists what else is missing"
     )
 

@@ -20,6 +20,7 @@ from quark.torch.export.write_as import export_as
 
 transformers = pytest.importorskip("transformers")
 CLASSES = dict(model_types())
+ROOT = Path(__file__).parents[3]
 
 
 def quantized(name: str, folder: Path) -> Any:
@@ -27,6 +28,10 @@ def quantized(name: str, folder: Path) -> Any:
     model = tiny_model(name, CLASSES[name])
     model.save_pretrained(folder)
     return ModelQuantizer(LLMTemplate.for_model(model).get_config("int4_wo_32")).quantize_model(model)
+
+
+def test_it_is_the_bound_of_the_package() -> None:
+    assert f'"transformers>={oldest_transformers.OLDEST}"' in (ROOT / "pyproject.toml").read_text("utf-8")
 
 
 @pytest.fixture
