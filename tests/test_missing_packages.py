@@ -67,8 +67,8 @@ def test_every_package_of_an_extra_has_a_remedy(monkeypatch: pytest.MonkeyPatch)
     [
         (
             "compressed_tensors.quantization.lifecycle",
-            "0.15.0.1",
-            r"compressed-tensors 0\.\d+ or newer, and 0.15.0.1 is",
+            "0.1.0.1",
+            r"compressed-tensors 0\.\d+ or newer, and 0.1.0.1 is",
         ),
         ("gguf", "0.9", r"gguf 0\.\d+ or newer, and 0.9 is installed"),
         ("onnx.helper", "1.2", r"onnx 1\.\d+ or newer, and 1.2 is installed"),
