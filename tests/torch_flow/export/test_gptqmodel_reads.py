@@ -108,6 +108,11 @@ def test_codes_of_layers_that_transformers_holds_in_float32(
     with pytest.raises(ConfigError, match=r"_keep_in_fp32_modules.*--exclude") if refused else nullcontext():
         check_before_work(model, config, format, "transformers", Path())
     check_before_work(model, config, "quark", None, Path())
+    if refused and scheme != "int8":  # which needs samples
+        with pytest.raises(ConfigError, match="_keep_in_fp32_modules"):
+            export_as(
+                ModelQuantizer(config).quantize_model(model), "/nowhere", format, "/nowhere", program="transformers"
+            )
 
 
 @pytest.mark.parametrize("format", ["awq", "gptq"])

@@ -28,7 +28,7 @@ from quark.torch.export.layout import check_blocks
 from quark.torch.export.model_files import check_merged
 from quark.torch.export.skeleton import features_of, is_inside_attention
 from quark.torch.export.stacked_blocks import MODE, check_stacks
-from quark.torch.export.transformers_reads import check_custom, without_values
+from quark.torch.export.transformers_reads import check_custom, check_wide, without_values
 from quark.torch.export.vllm_reads import check_for_vllm
 from quark.torch.matching import ACTIVATIONS, match
 from quark.torch.recurrent import unroll_recurrent
@@ -79,7 +79,8 @@ def check_before_work(
     if format == "compressed-tensors" and program != "vllm":
         check_stacked(model, config, Path(source))
     if program == "transformers" or (format == "compressed-tensors" and program is None):
-        check_wide(model, config)
+        found = match(apart(model), config, skeleton=True).quantized
+        check_wide(model, ((one.layer.name, one.stages["weight"], bool(one.stages["input_tensors"])) for one in found))
     check_format(model, config, format, program, Path(source))
 
 
@@ -94,28 +95,6 @@ def check_built_in(config: QConfig, program: str) -> None:
             f"{PROGRAMS[program].title} does not read a format of your own such as {own[0]}; leave out --for, or write "
             f"--format onnx, which any ONNX runtime runs"
         )
-
-
-def check_wide(model: nn.Module, config: QConfig) -> None:
-    """Layers that transformers holds in float32 in a model of a half type: what is float is made float32, codes too.
-
-    Of small T5s in float16 the logits were 6 to 26 % off where codes of ``wo`` are no integers, or they broke off; 3 to
-    46 % where inputs are quantized, which it rounds to float16 before.
-    """
-    from quark.torch.files.skeleton import HALVES, kept_wide
-
-    dtype = getattr(model, "dtype", None)
-    if dtype not in HALVES:
-        return
-    wide = kept_wide(model, dtype)
-    for item in match(apart(model), config, skeleton=True).quantized:
-        name, floats = item.layer.name, [one for one in item.stages["weight"] if not isinstance(one.format, Int)]
-        if (floats or item.stages["input_tensors"]) and wide(f"{name}.weight"):
-            own, exclude = str(dtype).removeprefix("torch."), re.sub(r"\.\d+\.", ".*.", name)
-            raise ConfigError(
-                f"transformers holds {name!r} in float32 where the model computes in {own} (_keep_in_fp32_modules), "
-                f"and finds other codes; use --dtype float32, integers for weights only, or --exclude '{exclude}'"
-            )
 
 
 def check_format(model: nn.Module, config: QConfig, format: str, program: str | None, source: Path) -> None:

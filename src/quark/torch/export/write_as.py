@@ -26,7 +26,7 @@ from quark.torch.export.model_files import copy_beside
 from quark.torch.export.onnx_model import FILE, export_onnx
 from quark.torch.export.reader_scales import with_scales_in
 from quark.torch.export.shards import SHARD_SIZE
-from quark.torch.export.transformers_reads import check_custom
+from quark.torch.export.transformers_reads import check_custom, check_wide_layers
 from quark.torch.export.vllm_reads import read_by_vllm
 from quark.torch.quantized_layer import quantized_layers
 
@@ -60,6 +60,7 @@ def export_as(
     check_name("format", format, FORMATS)
     if program == "transformers":
         check_custom(model, [name for name, _ in quantized_layers(model)], config_of(model), format)
+        check_wide_layers(model)
     mode = FORMATS[format].mode
     if mode is not None:
         export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size, verify=verify, program=program)
