@@ -12,11 +12,13 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from quark.errors import ModelError
@@ -27,6 +29,7 @@ from quark.torch.template_reading import word_embeddings
 
 log = logging.getLogger(__name__)
 
+HALVES = (torch.float16, torch.bfloat16)
 WRITTEN = ("config.json", "README*")
 OUTDATED = (  # how AutoGPTQ, AutoAWQ, ModelOpt, llm-compressor and others quantized the source
     *("quantize_config.json", "quant_config.json", "hf_quant_config.json", "quantization_config.json"),
@@ -159,6 +162,16 @@ def float_dtype(model: nn.Module) -> Any:
     values = [module.dtype for module in model.modules() if isinstance(module, StoredTensor)]
     floats = [p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize > 1]
     return (values or floats)[0]
+
+
+def kept_wide(model: nn.Module, dtype: torch.dtype | None) -> Callable[[str], object]:
+    """Whether transformers holds a tensor of a model of a half type in float32: router biases, for one."""
+    fields = {
+        torch.bfloat16: ("_keep_in_fp32_modules_strict",),
+        torch.float16: ("_keep_in_fp32_modules_strict", "_keep_in_fp32_modules"),
+    }.get(dtype or torch.float32, ())
+    patterns = {one for field in fields for one in getattr(model, field, None) or ()}
+    return re.compile("|".join(sorted(one.replace("*", ".*") for one in patterns)) or "(?!)").search
 
 
 def is_untied(model: nn.Module) -> bool:

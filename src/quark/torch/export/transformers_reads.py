@@ -35,7 +35,7 @@ from quark.torch.config.model import QConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
 from quark.torch.export.gptqmodel_reads import METHODS, check_asked, check_gptqmodel
-from quark.torch.export.model_files import float_dtype, is_untied
+from quark.torch.export.model_files import HALVES, float_dtype, is_untied, kept_wide
 from quark.torch.export.oldest_transformers import why_too_old
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of, names_of
 from quark.torch.fake_quantize import FakeQuantize, parts
@@ -269,8 +269,6 @@ def check_wide(model: nn.Module, layers: Iterable[tuple[str, Iterable[Stage], bo
     Raises:
         ConfigError: the first such layer.
     """
-    from quark.torch.files.skeleton import HALVES, kept_wide
-
     dtype = getattr(model, "dtype", None)
     if dtype not in HALVES:
         return

@@ -25,13 +25,12 @@ from quark.dataclass import dataclass
 from quark.errors import ModelError, known
 from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
-from quark.torch.export.model_files import class_named
+from quark.torch.export.model_files import HALVES, class_named, kept_wide
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.files.fitting import check_counts, check_lacking, check_types, left_behind, told
 from quark.torch.files.named import check_named
 from quark.torch.files.names import names_in_memory, renamed, renames_of
 
-HALVES = (torch.float16, torch.bfloat16)
 COMPUTED = {str(one).removeprefix("torch."): one for one in (torch.float32, *HALVES, torch.float64)}
 EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
 
@@ -174,16 +173,6 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     if not hasattr(model, "config"):
         add_layers(model, tensors)
     return Skeleton(model, tensors, stacked, outside, base)
-
-
-def kept_wide(model: nn.Module, dtype: torch.dtype | None) -> Callable[[str], object]:
-    """Whether transformers holds a tensor of a model of a half type in float32: router biases, for one."""
-    fields = {
-        torch.bfloat16: ("_keep_in_fp32_modules_strict",),
-        torch.float16: ("_keep_in_fp32_modules_strict", "_keep_in_fp32_modules"),
-    }.get(dtype or torch.float32, ())
-    patterns = {one for field in fields for one in getattr(model, field, None) or ()}
-    return re.compile("|".join(sorted(one.replace("*", ".*") for one in patterns)) or "(?!)").search
 
 
 def as_held(name: str, stored: StoredSource, wide: Callable[[str], object]) -> StoredSource:
