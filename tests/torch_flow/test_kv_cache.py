@@ -12,7 +12,7 @@ import torch
 from quark.errors import ConfigError, DataError, ModelError
 from quark.torch import ModelQuantizer
 from quark.torch.export.api import export_compressed_tensors, export_safetensors, import_model_from_safetensors
-from quark.torch.kv_cache import exported_scales, role_of
+from quark.torch.kv_cache import ARGUMENTS, argument_of, exported_scales, role_of
 from quark.torch.quantization.config.config import (
     FP8E4M3PerChannelSpec,
     FP8E4M3PerTensorSpec,
@@ -361,3 +361,37 @@ def test_fused_projections_after_rope(name: str, ids: torch.Tensor) -> None:
     assert 0 < error(at_once, model(made).logits[:, 15:-1]) < 0.1
     names = {key.rsplit(".", 1)[-1] for key in exported_scales(quantized)}
     assert names == {"output_scale", "output_scale_2"}
+
+
+class Keyed(torch.nn.Module):
+    def forward(self, x: torch.Tensor, cache: Any = None) -> torch.Tensor:
+        return x if cache is None else cache.update(x, x, 0)[0]
+
+
+class Recurrent(torch.nn.Module):
+    def forward(self, x: torch.Tensor, cache: Any = None) -> torch.Tensor:
+        return x if cache is None else cache.update_conv_state(x, 0)
+
+
+def test_the_name_that_all_caches_have_since_transformers_5_24() -> None:
+    assert (argument_of(Keyed()), argument_of(Recurrent()), argument_of(torch.nn.Linear(2, 2))) == ("cache", "", "")
+
+
+@torch.no_grad()
+def test_a_cache_is_quantized_under_its_new_name_too(
+    model: Any, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers 5.24 has it: the attention's argument is ``cache``, and a caller may still have the old name."""
+    wanted = quantize(model, ids, cache(TOKEN), kv_cache_post_rope=True)(ids).logits
+    attention: Any = type(model.model.layers[0].self_attn)
+    old = attention.forward
+    name = argument_of(model.model.layers[0].self_attn)
+
+    def renamed(self: Any, hidden_states: torch.Tensor, cache: Any = None, **kwargs: Any) -> Any:
+        known = [found for found in (cache, *(kwargs.pop(one, None) for one in ARGUMENTS)) if found is not None]
+        assert not known or known[0].update
+        return old(self, hidden_states, **{**kwargs, name: known[0] if known else None})
+
+    assert not torch.equal(wanted, model(ids).logits)
+    monkeypatch.setattr(attention, "forward", renamed)
+    assert torch.equal(quantize(model, ids, cache(TOKEN), kv_cache_post_rope=True)(ids).logits, wanted)

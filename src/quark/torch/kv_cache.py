@@ -51,7 +51,12 @@ from quark.torch.plan_rows import on_axis
 from quark.torch.quantized_layer import QuantLayer
 from quark.torch.stage import Stage, Stages
 
-ARGUMENTS = ("past_key_values", "past_key_value", "layer_past")  # names that attention modules give their cache
+ARGUMENTS = (
+    "past_key_values",
+    "past_key_value",
+    "layer_past",
+    "cache",
+)  # names that attention modules give their cache
 HEAD_SIZES = ("head_dim", "head_size")  # attributes of attention modules
 CHILD = "_cache_quantizer"
 ROLES = {  # last part of a projection's name: what it makes
@@ -127,7 +132,8 @@ class CacheQuantizer(nn.Module):
         if self.positional < len(args):
             view = CacheView(self, args[self.positional])
             return (*args[: self.positional], view, *args[self.positional + 1 :]), kwargs
-        return args, {**kwargs, self.argument: CacheView(self, kwargs.get(self.argument))}
+        name = next((one for one in ARGUMENTS if one in kwargs), self.argument)  # callers may have an older name
+        return args, {**kwargs, name: CacheView(self, kwargs.get(name))}
 
 
 class CacheView:
@@ -169,9 +175,16 @@ def per_token(stage: Stage) -> Stage:
 
 
 def argument_of(module: nn.Module) -> str:
-    """Name of the argument of an attention module that holds its cache."""
+    """Name of the argument of an attention module that holds its cache.
+
+    Since transformers 5.24 all caches have one name, those of recurrent layers too: keys and values go into ``update``.
+    """
     known = inspect.signature(module.forward).parameters
-    return next((name for name in ARGUMENTS if name in known), "")
+    found = next((name for name in ARGUMENTS if name in known), "")
+    if found != "cache":
+        return found
+    code = getattr(inspect.unwrap(module.forward), "__code__", None)
+    return found if code is None or "update" in code.co_names else ""
 
 
 def role_of(layer: str) -> tuple[str, ...]:

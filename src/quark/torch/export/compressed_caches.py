@@ -24,7 +24,7 @@ from quark.torch.export.model_files import float_dtype
 from quark.torch.export.reader_scales import in_type_of_model
 from quark.torch.export.shards import Item, item_of
 from quark.torch.fake_quantize import HALVES, FakeQuantize, Quantizer, parts
-from quark.torch.kv_cache import cache_quantizers, head_size, is_cached, role_of
+from quark.torch.kv_cache import ARGUMENTS, cache_quantizers, head_size, is_cached, role_of
 from quark.torch.quantized_layer import quantized_layers
 
 OUTPUT = "output_tensors"
@@ -142,5 +142,5 @@ def misplaced(model: nn.Module, written: set[str]) -> str | None:
 def reader_inside(model: nn.Module, attention: str) -> str | None:
     """A part of an attention that is handed the cache beside keys and values, as an indexer is; None: there is none."""
     inside = model.get_submodule(attention).named_modules()
-    found = (name for name, part in inside if name and "past_key_values" in signature(part.forward).parameters)
+    found = (name for name, part in inside if name and {*ARGUMENTS} & {*signature(part.forward).parameters})
     return next((f"{attention}.{name}" for name in found), None)
