@@ -25,6 +25,7 @@ LAYERS = {  # a module imports from lower numbers only, and from its own package
     "dataclass": -3,
     "deferred": -3,
     "garbage": -3,
+    "versions": -3,
     "graphs": -3,
     "reading": -2,
     "parallel": -2,

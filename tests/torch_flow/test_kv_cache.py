@@ -394,4 +394,6 @@ def test_a_cache_is_quantized_under_its_new_name_too(
 
     assert not torch.equal(wanted, model(ids).logits)
     monkeypatch.setattr(attention, "forward", renamed)
-    assert torch.equal(quantize(model, ids, cache(TOKEN), kv_cache_post_rope=True)(ids).logits, wanted)
+    given = transformers.DynamicCache()
+    found = quantize(model, ids, cache(TOKEN), kv_cache_post_rope=True)(ids, past_key_values=given).logits
+    assert torch.equal(found, wanted) and given.get_seq_length() == 16  # the caller's own, whatever it calls it

@@ -15,6 +15,7 @@ from typing import Any
 from quark import __version__
 from quark.cli.output import print_json, say, show
 from quark.report import Table
+from quark.versions import numbers
 
 #: Extra -> what it is for.
 EXTRAS = {
@@ -186,8 +187,3 @@ def version_of(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """``"1.21.0rc1"`` as ``(1, 21, 0)``."""
-    return tuple(int(part) for part in re.findall(r"(?:^|\.)(\d+)", version.split("+")[0]))

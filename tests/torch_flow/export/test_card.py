@@ -59,7 +59,14 @@ def test_the_card_says_what_was_done(command: str, format: str, folder: Path, tm
     assert head.splitlines() == [
         "license: apache-2.0", "tags:", "  - tiny", "base_model: tiny", "base_model_relation: quantized"
     ]  # fmt: skip
-    for words in ("`fp8`: weights fp8_e4m3", "ids.npy, ", "vllm serve out", "from_pretrained", "It says nothing."):
+    for words in (
+        "`fp8`: weights fp8_e4m3",
+        "ids.npy, ",
+        "vllm serve out",
+        "5.13 or newer",
+        "from_pretrained",
+        "It says nothing.",
+    ):
         assert words in rest
     assert ("perplexity" in rest) is (command == "quantize")
     assert (tmp_path / "out" / "LICENSE.txt").read_text() == "Do as you like."

@@ -94,6 +94,7 @@ def test_what_transformers_misreads_is_refused_for_it_alone(kind: str, scheme: s
         ("t5", torch.float16, "ptpc_fp8", "compressed-tensors", True),
         ("t5", torch.float16, "int8_wo_per_channel", "quark", False),
         ("t5", torch.float16, "int8", "quark", True),
+        ("t5", torch.float16, "ptpc_int8", "quark", True),
         ("t5", torch.bfloat16, "fp8", "quark", False),
         ("t5", torch.float32, "fp8", "quark", False),
         ("hy_v4", torch.bfloat16, "ptpc_fp8", "quark", True),

@@ -83,13 +83,18 @@ def test_the_hook_as_it_was_called_before_5_21(name: str, tmp_path: Path, monkey
     now, calls = QuarkLoader.update_weight_conversions, []
 
     def as_before(self: QuarkLoader, steps: list[Any], *given: Any) -> list[Any]:
-        calls.append(given)
-        return now(self, steps)
+        made = now(self, steps)
+        calls.append((self, [one for one in made if "weight_scale" in str(one.source_patterns)]))
+        return made
 
     monkeypatch.setattr(QuarkLoader, "update_weight_conversions", as_before)
     loaded = type(model).from_pretrained(tmp_path / "made", dtype=torch.float32)
     inputs = inputs_of(model)
-    assert calls and torch.equal(answer(loaded, inputs), answer(model, inputs))
+    assert torch.equal(answer(loaded, inputs), answer(model, inputs))
+    [(loader, [scale])] = calls
+    assert not hasattr(loader, "loading")  # nor is the model kept
+    assert scale.rename_source_key("a.weight_scale")[0] == "a.weight_quantizer.scale"
+    assert scale.rename_source_key("a.weight_scale_2")[0] == "a.weight_scale_2"  # has its name in memory
 
 
 def test_readers_of_both_kinds_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ compressed-tensors has none for experts, which it makes up at random (5.13). ``t
 
 from __future__ import annotations
 
-import re
 from importlib.metadata import version
+
+from quark.versions import numbers
 
 OLDEST = "5.13"
 
@@ -23,8 +24,3 @@ def why_too_old() -> str | None:
     if numbers(found) >= numbers(OLDEST):
         return None
     return f"it needs {OLDEST} or newer, and {found} is installed"
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
-    return tuple(map(int, re.findall(r"\d+", text)[:2]))
