@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ def test_the_hook_as_it_was_called_before_5_21(name: str, tmp_path: Path, monkey
     [(loader, [scale])] = calls
     assert not hasattr(loader, "loading")  # nor is the model kept
     assert scale.rename_source_key("a.weight_scale")[0] == "a.weight_quantizer.scale"
-    assert scale.rename_source_key("a.weight_scale_2")[0] == "a.weight_scale_2"  # has its name in memory
+    [pattern] = scale._original_source_patterns  # up to 5.20 one without an end fits this name too, which stays:
+    assert re.search(pattern, "a.weight_scale_2") is None
 
 
 def test_readers_of_both_kinds_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
