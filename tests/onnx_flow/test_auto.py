@@ -142,15 +142,18 @@ def test_where_every_preset_is_slower_float_stays_and_more_time_is_not_advised(
     assert SLOWER in dict(found.untried).values() and LATE not in dict(found.untried).values()
 
 
-def test_what_is_excluded_is_no_layer_apart(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers that are in float already are not ranked among those that may be put there."""
-    tried = []
+def test_what_is_in_float_already_is_no_layer_apart(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what is excluded nor what the preset leaves in float is ranked among the layers that may be put there."""
+    tried, layer = [], "/body/body.4/body.4.0/Conv"
     monkeypatch.setattr(OnnxSearch, "attempt", lambda self, trial: tried.append(trial.choice) or trial)
-    for excluded in ((), ("/body/body.4/body.4.0/Conv",)):
+    left = Choice("A8W8", {"FloatWhereFaster": False, "TunedFloat": [layer]})
+    for choice in (Choice("A8W8"), Choice("A8W8", exclude=(layer,)), left):
         search = OnnxSearch(folder / "model.onnx", split(samples()), OnnxGoal("npu", seconds=60), tmp_path, print)
-        search.layers_apart(Attempt(Choice("A8W8", exclude=excluded), None), 0.0)
-        assert tried and all(choice.exclude == excluded for choice in tried)
-        assert any("/body/body.4/body.4.0/Conv" in choice.layers for choice in tried) == (not excluded)
+        search.layers_apart(Attempt(choice, None), 0.0)
+        assert tried and all((one.exclude, one.options) == (choice.exclude, choice.options) for one in tried)
+        assert any(layer in one.layers for one in tried) == (choice == Choice("A8W8"))
         tried.clear()
 
 

@@ -319,10 +319,13 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
         values = {"preset": own.preset, "options": dict(own.options), "exclude": list(own.exclude)}
         try:
             study = estimate(self.model, values, few, [best.choice.preset])
+            nodes = forecast(Config(own.config()).compile(), self.model).plan.nodes
         except QuarkError as error:
             self.tell(f"layers apart: {error}")
             return
-        cause, ranked = f"a few layers lose most; they are {wide or FLOAT}", [one.layer for one in study.ranked()]
+        cause = f"a few layers lose most; they are {wide or FLOAT}"
+        layers = [one.layer for one in study.ranked()]
+        ranked = [name for name in layers if name not in nodes or nodes[name].quantized]  # not what is float already
         most = (HALF if wide else BESIDE) if npu else ALL
         for choice in layers_apart(best, ranked, wide or FLOAT, most):
             if self.clock.left - usual < end or self.attempt(OnnxTrial.of(choice, (*best.causes, cause))).passes:
