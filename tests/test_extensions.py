@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +66,27 @@ def test_names_of_a_file_are_names_on_the_command_line(folder: Path, capsys: pyt
     told = capsys.readouterr()
     assert "--extension mine.py" in told.out
     assert "words of the file" in told.err and "words of the file" not in told.out
+
+
+LOUD = """
+import os
+os.write(1, b"at the start ")  # as a library of C does, or a process that is started
+
+def largest(path):
+    print("in the function")
+    os.write(1, b"in the function")
+    return 1.0
+"""
+
+
+def test_json_stands_alone_whatever_files_of_the_user_print(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("loud.py").write_text(LOUD)
+    words = ["onnx", "sensitivity", "float.onnx", "--data", "x.npz", "--metric", "loud.py:largest", "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["metric"] == "loud.py:largest"
+    command = [sys.executable, "-m", "quark", "--extension", "loud.py", "presets", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "A8W8_CPU" in json.loads(done.stdout) and "at the start" in done.stderr
 
 
 def test_names_are_known_in_processes(folder: Path) -> None:

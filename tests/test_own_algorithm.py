@@ -229,6 +229,15 @@ def test_a_function_that_cannot_be_called_so_is_refused() -> None:
             quark.register_algorithm("other", function)
 
 
+def test_a_model_without_linear_layers_is_refused_in_torch(registered: Any) -> None:
+    """Its weights would be rounded to nearest, as without the algorithm."""
+    for own in (registered.torch(), GPTQConfig()):
+        quantizer = ModelQuantizer(QConfig(QLayerConfig(weight=WEIGHT), algo_config=[own]))
+        with pytest.raises(ConfigError, match=f"{own.name!r} rounds weights of linear layers, .* '0' is a Conv2d"):
+            quantizer.check(nn.Sequential(nn.Conv2d(2, 2, 3)))
+        quantizer.check(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Linear(2, 2)))
+
+
 # ---- the values themselves, by a formula of the test -----------------------------------------------------------------
 
 

@@ -321,6 +321,7 @@ def test_bad_settings_are_refused_by_name(fields: dict[str, Any], message: str) 
 def test_algorithms_in_files() -> None:
     config = QConfig(INT4, algo_config=[GPTQConfig(block_size=64)])
     assert QConfig.from_dict(config.to_dict()) == config
+    assert QConfig(INT4, algo_config=(GPTQConfig(block_size=64),)) == config  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="Did you mean 'gptq'"):
         AlgoConfig.from_dict({"name": "gtpq"})
     with pytest.raises(ConfigError, match="Did you mean 'block_size'"):

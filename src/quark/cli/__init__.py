@@ -27,8 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbose = "--verbose" in given and given[:2] != ["onnx", "tool"]
     words_given = [one for one in given if not verbose or one != "--verbose"]
     try:
-        quiet = _silence() if "--json" in given else nullcontext()
-        with rare_collections(), told_once(), quiet, _extended(words_given) as words_given:
+        with rare_collections(), told_once(), _alone(words_given), _extended(words_given) as words_given:
             command, way, rest = _called(words_given)
             command(args=rest, prog_name=way)
     except QuarkError as error:
@@ -92,7 +91,10 @@ def _arranged(app: Any) -> Any:
     return arrange(get_command(app))
 
 
-def _silence() -> AbstractContextManager[None]:
-    from quark.report.progress import quiet
+def _alone(words: list[str]) -> AbstractContextManager[None]:
+    """What keeps words off standard output where one object has to stand there; ``quark onnx tool`` prints its own."""
+    if "--json" not in words or "tool" in words:
+        return nullcontext()
+    from quark.cli.output import results_alone
 
-    return quiet()
+    return results_alone()

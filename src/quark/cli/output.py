@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 
 from quark.errors import printable
 from quark.files.outputs import Output, write_output
 from quark.report import Report, Table, print_table
+from quark.report.progress import quiet
 from quark.report.tables import plain
+
+_ALONE: list[ExitStack] = []
+"""What gives standard output back, while ``results_alone`` keeps it."""
 
 
 def show(table: Table) -> None:
@@ -32,7 +39,44 @@ def write_lines(lines: Sequence[str]) -> None:
 
 def print_json(values: Mapping[str, Any]) -> None:
     """One object on standard output; numbers that JSON lacks become words (``"inf"``)."""
-    print(json.dumps(_strict(values), indent=2))
+    text = json.dumps(_strict(values), indent=2)
+    if _ALONE:
+        _ALONE[-1].close()
+    print(text)
+
+
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """Standard output gets what ``print_json`` is given, and nothing before it.
+
+    Progress is not shown. What libraries print, functions of the user's and processes that either starts, goes to
+    standard error.
+    """
+    with ExitStack() as stack:
+        _ALONE.append(stack)
+        stack.callback(_ALONE.pop)
+        if sys.stdout is not None and sys.stdout is sys.__stdout__:  # others have no descriptor of their own
+            stack.enter_context(_to_error(sys.stdout))
+        stack.enter_context(redirect_stdout(sys.stderr))
+        stack.enter_context(quiet())
+        yield
+
+
+@contextmanager
+def _to_error(stream: TextIO) -> Iterator[None]:
+    """Write to standard error what goes to the descriptor of standard output, of child processes too."""
+    stream.flush()
+    try:
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # one of them is closed
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _strict(value: Any) -> Any:

@@ -43,7 +43,7 @@ from quark.torch.config.algorithms import (
     SmoothQuantConfig,
     SVDQuantConfig,
 )
-from quark.torch.matching import Matches, matches
+from quark.torch.matching import Match, Matches, matches
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Algorithm:
         tunes: runs at final scales, after the ranges are known; False: transforms the float model.
         begin: (context, settings), what has to be known before anything is tuned; ``run`` gets it as third argument.
         codes: chooses codes under given steps, which types of GGML do not have.
+        linear: works on linear layers only.
     """
 
     config: type[AlgoConfig]
@@ -63,6 +64,7 @@ class Algorithm:
     tunes: bool
     begin: Callable[[ModelContext, Any], Any] | None = None
     codes: bool = False
+    linear: bool = False
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (
@@ -73,10 +75,10 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(AutoSmoothQuantConfig, run_autosmooth, tunes=False),
     Algorithm(AWQConfig, run_awq, tunes=False),
     Algorithm(SVDQuantConfig, run_svdquant, tunes=False),
-    Algorithm(GPTAQConfig, run_columns, tunes=True, codes=True),
-    Algorithm(GPTQConfig, run_gptq, tunes=True, codes=True),
-    Algorithm(QronosConfig, run_columns, tunes=True, codes=True),
-    Algorithm(AutoRoundConfig, run_autoround, tunes=True, codes=True),
+    Algorithm(GPTAQConfig, run_columns, tunes=True, codes=True, linear=True),
+    Algorithm(GPTQConfig, run_gptq, tunes=True, codes=True, linear=True),
+    Algorithm(QronosConfig, run_columns, tunes=True, codes=True, linear=True),
+    Algorithm(AutoRoundConfig, run_autoround, tunes=True, codes=True, linear=True),
     Algorithm(AdaRoundConfig, run_reconstruction, tunes=True, codes=True),
     Algorithm(AdaQuantConfig, run_reconstruction, tunes=True, codes=True),
     Algorithm(HQQConfig, run_hqq, tunes=True, codes=True),
@@ -91,7 +93,7 @@ def algorithm_of(config: AlgoConfig) -> Algorithm:
         ConfigError: there is none.
     """
     if config.own is not None:
-        return Algorithm(type(config), run_columns, tunes=True)
+        return Algorithm(type(config), run_columns, tunes=True, linear=True)
     for row in ALGORITHMS:
         if type(config) is row.config:
             return row
@@ -120,20 +122,32 @@ def check_order(configs: Sequence[AlgoConfig]) -> None:
 
 
 def check_types(found: Matches, configs: Sequence[AlgoConfig]) -> None:
-    """What chooses codes has steps to choose them under.
+    """What chooses codes has steps to choose them under, and what works on linear layers has some.
 
     Raises:
-        ConfigError: a layer whose type chooses steps and codes together.
+        ConfigError: a layer whose type chooses steps and codes together, or no layer that the algorithm can change.
     """
     for config in configs:
-        for item in found.quantized if algorithm_of(config).codes else ():
-            chosen = not config.layers or any(matches(item.layer.names, pattern) for pattern in config.layers)
+        row = algorithm_of(config)
+        weights = [item for item in found.quantized if item.stages["weight"] and is_chosen(item, config)]
+        for item in weights if row.codes else ():
             kinds = [stage.format for stage in item.stages["weight"] if isinstance(stage.format, Ggml)]
-            if chosen and kinds:
+            if kinds:
                 raise ConfigError(
                     f"algo_config: {config.name!r} chooses the codes of {item.layer.name!r}, and {kinds[0].kind} "
                     f"chooses them with its scales; leave it out, or use another scheme"
                 )
+        if row.linear and weights and not any(item.layer.kind.tokens for item in weights):
+            raise ConfigError(
+                f"algo_config: {config.name!r} rounds weights of linear layers, and is for none here: "
+                f"{weights[0].layer.name!r} is a {type(weights[0].layer.module).__name__}; 'adaround' and 'adaquant' "
+                "train such layers too"
+            )
+
+
+def is_chosen(item: Match, config: AlgoConfig) -> bool:
+    """Whether an algorithm is for a layer."""
+    return not config.layers or any(matches(item.layer.names, pattern) for pattern in config.layers)
 
 
 def run_algorithms(configs: Sequence[AlgoConfig], context: ModelContext, tunes: bool) -> None:

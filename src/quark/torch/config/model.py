@@ -202,6 +202,7 @@ class QConfig(KnownFields):
         self.check()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        value = list(value) if name == "algo_config" and isinstance(value, tuple) else value
         super().__setattr__(name, member(MODES[name], name, value) if name in MODES else value)
 
     def check(self) -> None:
