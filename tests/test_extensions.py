@@ -89,6 +89,14 @@ def test_json_stands_alone_whatever_files_of_the_user_print(folder: Path, capsys
     assert "A8W8_CPU" in json.loads(done.stdout) and "at the start" in done.stderr
 
 
+def test_a_function_that_ends_the_process_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(FILE.replace("    return part", "    raise SystemExit\n    return part"))
+    words = ["--extension", "mine.py", "onnx", "quantize", "float.onnx", "-o", "q.onnx", "--data", "x.npz"]
+    assert main([*words, "--preset", "int8:narrow/int8"]) == 1
+    assert "error: line 8 of mine.py ended the command by sys.exit(None)" in capsys.readouterr().err
+    assert not Path("q.onnx").exists()
+
+
 def test_names_are_known_in_processes(folder: Path) -> None:
     """Where the workers are processes of their own the file runs there, too."""
     with extensions.extended(["--extension", "mine.py"]) as rest, joblib.parallel_config("loky", n_jobs=2):

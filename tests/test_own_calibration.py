@@ -200,7 +200,9 @@ def test_settings_are_of_their_types(method: str, settings: dict[str, Any], word
         quark.unregister_calibration("typed")
 
 
-@pytest.mark.parametrize("returned", [None, 1.0, (0.0, 1.0, 2.0), (np.nan, 1.0), (1.0, -1.0), ("0", "1"), (W, W)])
+@pytest.mark.parametrize(
+    "returned", [None, 1.0, (0.0, 1.0, 2.0), (np.nan, 1.0), (1.0, -1.0), ("0", "1"), (W, W), W[:2, :1]]
+)
 def test_a_search_that_returns_no_range_is_named(returned: Any) -> None:
     quark.register_calibration("odd", lambda statistic, grid: returned, "extremes")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -45,8 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {remedy}", file=sys.stderr)
         return 1
     except SystemExit as stop:
+        if where := _foreign(stop):  # of a function of the user's: the command has not done its work
+            print(f"error: {where} ended the command by sys.exit({stop.code!r})", file=sys.stderr)
+            return 1
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _foreign(stop: SystemExit) -> str | None:
+    """The line that ended the process, where it is none of the command line's; ``quark onnx tool`` has argparse."""
+    *_, (frame, line) = traceback.walk_tb(stop.__traceback__)
+    code = frame.f_globals.get("__name__", "").partition(".")[0] in ("typer", "argparse", "quark")
+    return None if code else f"line {line} of {frame.f_code.co_filename}"
 
 
 def _extended(words: list[str]) -> AbstractContextManager[list[str]]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 
@@ -56,16 +56,16 @@ def results_alone() -> Iterator[None]:
         _ALONE.append(stack)
         stack.callback(_ALONE.pop)
         if sys.stdout is not None and sys.stdout is sys.__stdout__:  # others have no descriptor of their own
-            stack.enter_context(_to_error(sys.stdout))
+            stack.enter_context(_to_error())
         stack.enter_context(redirect_stdout(sys.stderr))
         stack.enter_context(quiet())
         yield
 
 
 @contextmanager
-def _to_error(stream: TextIO) -> Iterator[None]:
+def _to_error() -> Iterator[None]:
     """Write to standard error what goes to the descriptor of standard output, of child processes too."""
-    stream.flush()
+    sys.stdout.flush()
     try:
         kept = os.dup(1)
         os.dup2(2, 1)

@@ -115,7 +115,7 @@ def _is_range(found: object) -> bool:
     """Whether a search returned two finite numbers, the smaller first."""
     if not (isinstance(found, tuple | list | np.ndarray) and len(found) == 2):
         return False
-    numbers = all(isinstance(side, SupportsFloat) and np.size(cast(Any, side)) == 1 for side in found)
+    numbers = all(isinstance(side, SupportsFloat) and np.shape(cast(Any, side)) == () for side in found)
     return numbers and -inf < float(found[0]) <= float(found[1]) < inf
 
 
