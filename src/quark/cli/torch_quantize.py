@@ -79,8 +79,7 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
         check_name("--dtype", request.dtype, DTYPES)
     if request.max_shard_size is not None:
         bytes_of(request.max_shard_size)
-    if request.format is None and request.program is None:
-        refuse_without_samples(request)
+    refuse_without_samples(request)
 
 
 def refuse_without_samples(request: FolderJob) -> None:
