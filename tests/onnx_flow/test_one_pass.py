@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -104,6 +105,27 @@ def test_what_lies_behind_a_cut_computes_as_in_the_whole_model() -> None:
                 Runner(cut(other, list(other.graph)[:start]), names).run({"image": 0 * feed["image"], **floats}).values
             )
             assert all(np.allclose(found[name], plain[name], atol=1e-5) for name in names), start
+
+
+def test_sizes_cross_a_cut_of_a_model_with_free_ones() -> None:
+    """A Resize behind the cut reads sizes that are made in front of it: their number has to be known there."""
+    text = """<ir_version: 8, opset_import: ["": 17]> free (float[1, 3, h, w] x) => (float[1, 3, h, w] y)
+        <int64[1] two = {2}, int64[1] four = {4}, int64[2] first = {1, 3}> {
+        shape = Shape(x)
+        size = Slice(shape, two, four)
+        sizes = Concat <axis: int = 0> (first, size)
+        p = MaxPool <kernel_shape: ints = [2, 2], strides: ints = [2, 2]> (x)
+        y = Resize <mode: string = "linear"> (p, , , sizes)
+    }"""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
+    for side in (8, 12):
+        feed = {"x": np.random.default_rng(0).normal(size=(1, 3, side, side)).astype(np.float32)}
+        plain = Runner(model, ["y"]).run(feed).values["y"]
+        for start in range(1, len(model.graph)):
+            floats = Runner(model, crossing_of(list(model.graph)[:start]) or ()).run(feed).values
+            other = apart(model)
+            found = Runner(cut(other, list(other.graph)[:start]), ["y"]).run({**feed, **floats}).values["y"]
+            assert np.allclose(found, plain, atol=1e-5), (side, start)
 
 
 def test_only_what_a_file_can_hold_crosses_a_cut(tmp_path: Path) -> None:

@@ -167,11 +167,18 @@ def cut(model: ir.Model, before: Sequence[ir.Node]) -> ir.Model:
     inputs: dict[ir.Value, ir.Value] = {}
     for value, node, slot in list(_read_behind(before)):
         if value not in inputs:
-            inputs[value] = ir.Value(name=value.name, type=value.type)
+            inputs[value] = ir.Value(name=value.name, type=value.type, shape=_length(value))
             value.name = f"{value.name}__before"
             model.graph.inputs.append(inputs[value])
         node.replace_input_with(slot, inputs[value])
     return model
+
+
+def _length(value: ir.Value) -> ir.Shape | None:
+    """The shape of sizes and indices, whose number is the same for all samples: ONNX Runtime takes sizes of unknown
+    number, which a Resize reads, for none. Other shapes are not proved."""
+    known = value.dtype not in FLOATS and value.shape is not None and len(value.shape) == 1 and value.shape.is_static()
+    return value.shape if known else None
 
 
 def open_to_noise(model: ir.Model, names: Sequence[str]) -> ir.Model:
