@@ -333,7 +333,10 @@ WHEN: dict[str, tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str
     "GPTQ": ([("A8W8", ONLY["MatMul"])], [("A8W8", ONLY["Conv"]), (NO, {})]),
     "AdaRound": ([("A8W8", ONLY["MatMul"]), ("A8W8", ONLY["Conv"])], [("A8W8", ONLY["Relu"]), ("BF16", {}), (NO, {})]),
     "AdaQuant": ([("BF16", ONLY["MatMul"]), ("A8W8", ONLY["Conv"])], [("A8W8", ONLY["Relu"]), (NO, {})]),
-    "16-bit activations": ([("A8W8", {}), ("A8W8_PER_CHANNEL", {})], [("XINT8", {}), ("A8W8", {"npu": False})]),
+    "16-bit activations": (
+        [("A8W8", {"lost": False}), ("A8W8_PER_CHANNEL", {}), ("XINT8", {})],
+        [("XINT8", {"lost": False}), ("XINT8_ADAROUND", {}), ("A8W8", {"npu": False})],
+    ),
 }
 
 

@@ -241,7 +241,7 @@ RECIPES = (
         "float32 scales",
         "scales that are powers of two are up to twice as coarse as the range asks for",
         lambda situation, choice: situation.lost and choice.preset.startswith("XINT8"),
-        lambda choice: replace(choice, preset=choice.preset.replace("XINT8", "A8W8", 1)),
+        lambda choice: replace(choice, preset=_float_scales(choice.preset)),
     ),
     Recipe(
         "own scales in Concat",
@@ -336,8 +336,8 @@ RECIPES = (
     Recipe(
         "16-bit activations",
         "activations that 8 bits are too few for",
-        lambda situation, choice: choice.preset.removesuffix("_PER_CHANNEL") in _WIDER and situation.npu,
-        lambda choice: replace(choice, preset=_widened(choice.preset)),
+        lambda situation, choice: situation.npu and _takes_more_bits(situation, choice.preset),
+        lambda choice: replace(choice, preset=_widened(_float_scales(choice.preset))),
         last=True,
     ),
 )
@@ -351,3 +351,13 @@ def wider(preset: str) -> str | None:
 def _widened(preset: str) -> str:
     suffix = "_PER_CHANNEL" if preset.endswith("_PER_CHANNEL") else ""
     return f"{_WIDER[preset.removesuffix(suffix)]}{suffix}"
+
+
+def _float_scales(preset: str) -> str:
+    """The same preset with float32 scales in the place of powers of two."""
+    return preset.replace("XINT8", "A8W8", 1)
+
+
+def _takes_more_bits(situation: Situation, preset: str) -> bool:
+    """Whether there is one of more bits; powers of two, another compiler's, are given up for a model that is lost."""
+    return wider(_float_scales(preset) if situation.lost else preset) is not None
