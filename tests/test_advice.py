@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.onnx_flow import models
 
 from quark.cli import main, quantization, verdicts
 from quark.onnx import ModelQuantizer, climb, compare, tuned_speed
-from quark.onnx.coverage import coverage
+from quark.onnx.coverage import Coverage, coverage
 from quark.onnx.graph.model import load
 from quark.report import verdict
 
@@ -103,6 +104,14 @@ def test_a_model_that_stays_in_float_says_so_and_how_to_quantize_it_all_the_same
     assert main([*words, "--tune-speed"]) == 0
     told = capsys.readouterr().out
     assert "all layers: TuneSpeed" in told and "FloatWhereFaster: " not in told, "its clock decided, not the table"
+
+
+def test_integers_are_not_offered_where_none_were_left_out(tmp_path: Path) -> None:
+    """A table of a few constants: no layer stays in float for its speed, and the command changed nothing."""
+    words = [*written(tmp_path, LAYERS, **weights()), "-p", "A8W8_CPU"]
+    assert main(words) == 0
+    made = verdicts.Subject(tmp_path / "m.onnx", tmp_path / "q.onnx", verdicts.Choice("A8W8_CPU"), (), "")
+    assert "quark onnx explain" in verdicts._explained(replace(made, counted=Coverage((), 9, 0)))
 
 
 def test_a_larger_file_ends_in_a_smaller_one_or_in_the_float_model(tmp_path: Path, capsys: Capture) -> None:

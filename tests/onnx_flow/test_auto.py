@@ -140,6 +140,16 @@ def test_where_every_preset_is_slower_float_stays_and_more_time_is_not_advised(
     assert b"QuantizeLinear" not in (tmp_path / "best.onnx").read_bytes()
     found = auto(folder / "model.onnx", split(samples()), OnnxGoal("cpu", seconds=20), tmp_path)
     assert SLOWER in dict(found.untried).values() and LATE not in dict(found.untried).values()
+    made = OnnxSearch.made
+
+    def only_one(self: OnnxSearch, trial: OnnxTrial) -> OnnxTrial:
+        if trial.name != "A8W8_CPU":
+            raise ConfigError("nothing in the model can be quantized")
+        return made(self, trial)
+
+    monkeypatch.setattr(OnnxSearch, "made", only_one)
+    found = auto(folder / "model.onnx", split(samples()), OnnxGoal("cpu", seconds=20), tmp_path)
+    assert found.winner.name == "float" and any(one.error for one in found.trials), "one cannot be made, the other lags"
 
 
 def test_what_is_in_float_already_is_no_layer_apart(
@@ -152,6 +162,9 @@ def test_what_is_in_float_already_is_no_layer_apart(
     for choice in (Choice("A8W8"), Choice("A8W8", exclude=(layer,)), left):
         search = OnnxSearch(folder / "model.onnx", split(samples()), OnnxGoal("npu", seconds=60), tmp_path, print)
         search.layers_apart(Attempt(choice, None), 0.0)
+        assert not any(row.last and row.applies(search.situation, choice) for row in RECIPES), (
+            "A16W8 is a trial already"
+        )
         assert tried and all((one.exclude, one.options) == (choice.exclude, choice.options) for one in tried)
         assert any(layer in one.layers for one in tried) == (choice == Choice("A8W8"))
         tried.clear()

@@ -335,7 +335,7 @@ WHEN: dict[str, tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str
     "AdaQuant": ([("BF16", ONLY["MatMul"]), ("A8W8", ONLY["Conv"])], [("A8W8", ONLY["Relu"]), (NO, {})]),
     "16-bit activations": (
         [("A8W8", {"lost": False}), ("A8W8_PER_CHANNEL", {}), ("XINT8", {})],
-        [("XINT8", {"lost": False}), ("XINT8_ADAROUND", {}), ("A8W8", {"npu": False})],
+        [("XINT8", {"lost": False}), ("XINT8_ADAROUND", {}), ("A8W8", {"npu": False}), ("A8W8", {"apart": True})],
     ),
 }
 

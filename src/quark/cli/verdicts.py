@@ -29,6 +29,7 @@ from quark.onnx.coverage import Coverage, coverage, float_layers
 from quark.onnx.data import Feed
 from quark.onnx.data_layout import looked_at
 from quark.onnx.describe import describe, file_bytes, largest_constant
+from quark.onnx.explain import decisions
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import is_float16, on_cpu
@@ -313,11 +314,12 @@ def _explained(subject: Subject) -> str:
     if choice is not None and not _fast_forms(choice) and is_float16(load(subject.model)):
         inside = replace(choice, options={**choice.options, "FasterForms": True})
         return f"{command(subject, inside)}   (float32 inside a float16 model, so that its layers are integer kernels)"
-    if choice is not None and _fast_forms(choice) and not subject.shares.stored and "TuneSpeed" not in choice.options:
+    left = any(REASON in told for told in decisions(load(subject.output)).values())
+    if choice is not None and left and not subject.shares.stored:
         whole = replace(choice, options={**choice.options, "FloatWhereFaster": False})
         return f"{command(subject, whole)}   (integers all the same)"
-    left = [one.name for one in float_layers(subject.shares)[:1]]
-    named = [name for name in left if brief(name) == name]  # without a name it lists every layer
+    first = [one.name for one in float_layers(subject.shares)[:1]]
+    named = [name for name in first if brief(name) == name]  # without a name it lists every layer
     words = ["quark", "onnx", "explain", str(subject.named or subject.output), *named]
     return f"why layers stay in float: {command_line(words)}"
 

@@ -82,7 +82,7 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
         self.slow = set[str]()  # presets that are slower than the float model
         self.probes = 0.0
         self.float_score = None if goal.metric is None else self._of_float(goal.metric)
-        self.situation = Situation(frozenset(describe(model).operators), (), goal.purpose == "npu")
+        self.situation = Situation(frozenset(describe(model).operators), (), goal.purpose == "npu", apart=True)
 
     def steps(self) -> None:
         """All bases as they are, the cheapest first; on those outside the tolerance what the engine proposes; then the
@@ -370,7 +370,8 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
         """The outcome: the fastest or smallest, where that counts; judged on the reporting samples."""
         value, notes = None if self.float_score is None else self.float_score.value, [*self.notes, *self.samples.notes]
         outcome = OnnxOutcome(winner, bool(good), self.trials, None, value, notes=notes, untried=self._untried())
-        if self.slow and not good and all(one.choice.preset in self.slow for one in self.trials if one.choice):
+        made = {one.choice.preset for one in self.trials if one.choice and not one.error}
+        if self.slow and not good and made <= self.slow:
             outcome.notes.append("every preset is slower than the float model here: nothing to win in time")
             outcome.winner = self._float()
             return outcome

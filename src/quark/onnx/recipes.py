@@ -83,6 +83,7 @@ class Situation:
         npu: whether the result is made for an NPU compiler.
         slow: the quantized model was timed, and is no faster than the float model.
         lost: hardly anything was left of what the float model computes.
+        apart: presets of more bits are trials of their own: a recipe is for less than all layers.
     """
 
     operators: frozenset[str]
@@ -90,6 +91,7 @@ class Situation:
     npu: bool = False
     slow: bool = False
     lost: bool = False
+    apart: bool = False
 
     def proposed(self, option: str) -> bool:
         """Whether the engine proposed this option."""
@@ -336,7 +338,7 @@ RECIPES = (
     Recipe(
         "16-bit activations",
         "activations that 8 bits are too few for",
-        lambda situation, choice: situation.npu and _takes_more_bits(situation, choice.preset),
+        lambda situation, choice: situation.npu and not situation.apart and _takes_more_bits(situation, choice.preset),
         lambda choice: replace(choice, preset=_widened(_float_scales(choice.preset))),
         last=True,
     ),
