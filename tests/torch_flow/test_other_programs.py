@@ -19,6 +19,7 @@ from quark.errors import ConfigError, ModelError
 from quark.torch import LLMTemplate
 from quark.torch.export.write_as import export_as
 from quark.torch.files.foreign import convert, quantized_model
+from quark.torch.files.grids import scheme_of
 from quark.torch.files.prequantized import dequantize_checkpoint, method_of
 from quark.torch.language import load_model
 
@@ -79,6 +80,23 @@ def fp8(weight: torch.Tensor, draw: torch.Generator) -> tuple[Tensors, torch.Ten
     return {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(0.0625)}, codes.float() * scale
 
 
+def blocks(weight: torch.Tensor, draw: torch.Generator, bits: int = 0) -> tuple[Tensors, torch.Tensor]:
+    """A weight of FP8 in blocks of 32 × 32: E5M2, or E4M3 under one power of two for 32 as a byte (``bits`` = 8)."""
+    codes = (torch.randn(weight.shape, generator=draw) * 60).to(torch.float8_e4m3fn if bits else torch.float8_e5m2)
+    sizes = (1 if bits else 32, 32)
+    powers = torch.randint(118, 122, [x // y for x, y in zip(weight.shape, sizes, strict=True)], generator=draw)
+    scale = torch.exp2(powers.float() - 127)
+    values = codes.float() * scale.repeat_interleave(sizes[0], 0).repeat_interleave(32, 1)
+    return {"weight": codes, "weight_scale_inv": powers.to(torch.uint8) if bits else scale}, values
+
+
+def rows(weight: torch.Tensor, draw: torch.Generator) -> tuple[Tensors, torch.Tensor]:
+    """A weight of FP8 by FBGEMM: a scale for each row, and a bound of those of inputs."""
+    codes = (torch.randn(weight.shape, generator=draw) * 60).to(torch.float8_e4m3fn)
+    scale = torch.rand((len(weight), 1), generator=draw) + 0.5
+    return {"weight": codes, "weight_scale": scale, "input_scale_ub": torch.tensor([1200.0])}, codes.float() * scale
+
+
 Made = Callable[[torch.Tensor, torch.Generator], tuple[Tensors, torch.Tensor]]
 FOLDERS: dict[str, tuple[Made, dict[str, Any], str]] = {  # a weight, what is said, and in which file
     "nf4": (lambda weight, draw: nf4(weight, False, draw), {"quant_method": "bitsandbytes"}, "config.json"),
@@ -87,8 +105,14 @@ FOLDERS: dict[str, tuple[Made, dict[str, Any], str]] = {  # a weight, what is sa
     "nvfp4": (nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "config.json"),
     "nvfp4 beside": (nvfp4, {"quantization": {"quant_algo": "NVFP4", "group_size": 16}}, "hf_quant_config.json"),
     "fp8": (fp8, {"quant_algo": "FP8", "producer": {"name": "modelopt"}}, "config.json"),
+    "e5m2": (blocks, {"quant_method": "fp8", "weight_block_size": [32, 32]}, "config.json"),
+    "mxfp8": (lambda weight, draw: blocks(weight, draw, 8), {"quant_method": "mxfp8"}, "config.json"),
+    "fbgemm": (rows, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "config.json"),
     "fp8 beside": (fp8, {"quantization": {"quant_algo": "FP8"}}, "hf_quant_config.json"),
 }
+
+
+SCALES = ("weight_scale_2", "weight_scale_inv", "weight_scale")
 
 
 def folder_of(kind: str, folder: Path) -> Tensors:
@@ -118,7 +142,7 @@ def test_values_are_those_of_the_rules(kind: str, tmp_path: Path) -> None:
     assert {name for name, value in values.items() if not torch.equal(found[name], value)} == set()
     path = tmp_path / "q" / "model.safetensors"  # a broken scale, or code, is seen
     tensors = load_file(path)
-    layer, ends = "model.layers.0.mlp.up_proj.", ("weight.absmax", "SCB", "weight_scale_2", "weight_scale")
+    layer, ends = "model.layers.0.mlp.up_proj.", ("weight.absmax", "SCB", *SCALES)
     scale = next(f"{layer}{end}" for end in ends if f"{layer}{end}" in tensors)
     for name in ("model.layers.1.mlp.up_proj.weight", scale):
         own = tensors[name].reshape(-1)
@@ -131,12 +155,12 @@ def test_values_are_those_of_the_rules(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["quantize", "quantize-files"])
-@pytest.mark.parametrize("kind", ["nf4 nested", "fp8 beside", "nvfp4"])
+@pytest.mark.parametrize("kind", ["nf4 nested", "fp8 beside", "nvfp4", "e5m2", "fbgemm"])
 def test_they_are_quantized_again(command: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = folder_of(kind, tmp_path / "q")
     words = ["--scheme", "int8_wo_per_channel", "--json"]
     assert main(["torch", command, str(tmp_path / "q"), "-o", str(tmp_path / "out"), *words]) == 0
-    assert json.loads(capsys.readouterr().out)["decoded_from"] in ("bitsandbytes", "modelopt")
+    assert json.loads(capsys.readouterr().out)["decoded_from"] in ("bitsandbytes", "modelopt", "fp8", "fbgemm_fp8")
     model = load_model(tmp_path / "out")
     for name in ("model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj"):
         layer, wanted = model.get_submodule(name), values[f"{name}.weight"]
@@ -166,12 +190,16 @@ def test_what_we_write_as_modelopt_is_read(tmp_path: Path) -> None:
         assert torch.equal(logits(again), logits(model)), scheme
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_codes_that_no_format_has_are_refused(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "word"), [("nf4", "bitsandbytes"), ("int8", "bitsandbytes"), ("e5m2", "E5M2"), ("fbgemm", "_scale_ub")]
+)
+def test_codes_that_no_format_has_are_refused(
+    kind: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder_of(kind, tmp_path / "q")
     assert main(["torch", "convert", str(tmp_path / "q"), "-o", str(tmp_path / "o"), "--format", "quark"]) == 1
     said = capsys.readouterr().err
-    assert "--requantize SCHEME" in said and "bitsandbytes" in said
+    assert "--requantize SCHEME" in said and word in said
 
 
 def entry(folder: Path, **said: Any) -> None:
@@ -213,7 +241,7 @@ def test_codes_that_nothing_describes_are_refused(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("method", ["torchao", "hqq", "quanto", "fbgemm_fp8", "aqlm", "bitnet"])
+@pytest.mark.parametrize("method", ["torchao", "hqq", "quanto", "eetq", "aqlm", "bitnet"])
 def test_other_methods_are_named(method: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     llama().save_pretrained(tmp_path / "q")
     entry(tmp_path / "q", quantization_config={"quant_method": method})
@@ -233,6 +261,27 @@ def test_what_changes_values_beside_codes_is_refused(
     assert f"{key} of compressed-tensors" in typed(command, tmp_path / "q", capsys)
 
 
+def test_a_layer_that_several_groups_name_has_the_scheme_of_the_library() -> None:
+    """Names before patterns before classes, each by the alphabet: not in the order of the groups."""
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+
+    model = llama()
+    targets = (["re:.*proj"], ["Linear"], ["re:.*down_proj", "model.layers.1.mlp.up_proj"], ["re:.*_proj"])
+    groups = {
+        f"group_{bits}": {"targets": names, "weights": {"num_bits": bits, "type": "int"}}
+        for bits, names in zip((8, 6, 4, 5), targets, strict=True)
+    }
+    known = QuantizationConfig.model_validate({"config_groups": groups, "format": "pack-quantized"})
+    apply_quantization_config(model, known)
+    bits = {
+        name: module.quantization_scheme.weights.num_bits
+        for name, module in model.named_modules()
+        if hasattr(module, "quantization_scheme")
+    }
+    assert len({*bits.values()}) == 3
+    assert {name: scheme_of(name, known).weights.num_bits for name in bits} == bits
+
+
 def test_older_places_of_the_description(tmp_path: Path) -> None:
     """In files beside, under an older name, or in a part of the configuration."""
     model = quantized(llama(), LLMTemplate.get("llama").get_config("int4_wo_32"))
@@ -250,6 +299,25 @@ def test_older_places_of_the_description(tmp_path: Path) -> None:
     assert torch.equal(logits(load_model(tmp_path / "ct")), logits(model))
     entry(tmp_path / "ct", compression_config=None, text_config={"quantization_config": said})
     assert method_of(tmp_path / "ct") == "compressed-tensors"
+
+
+@pytest.mark.parametrize(
+    ("said", "ends", "why"),
+    [
+        ({"quant_method": "mxfp4"}, {"blocks": (64, 2, 16), "scales": (64, 2)}, r"\[64, 2, 16\]; MXFP4 of gpt_oss"),
+        ({"quant_method": "mxfp4"}, {"packed": (64, 32), "scale": (64, 2)}, "weight_packed'.*as 'mxfp4' stores them"),
+        ({"quant_method": "awq", "bits": 4, "backend": "llm-awq"}, {"packed": (64, 8)}, "layout of awq 'llm-awq'"),
+    ],
+)
+def test_layouts_that_have_no_decoder(
+    said: dict[str, Any], ends: dict[str, tuple[int, ...]], why: str, tmp_path: Path
+) -> None:
+    llama().save_pretrained(tmp_path / "q")
+    entry(tmp_path / "q", quantization_config=said)
+    tensors = {f"model.layers.0.mlp.up_proj.weight_{end}": torch.zeros(s, dtype=torch.uint8) for end, s in ends.items()}
+    save_file(tensors, tmp_path / "q" / "model.safetensors", {"format": "pt"})
+    with pytest.raises((ConfigError, ModelError), match=why):
+        dequantize_checkpoint(tmp_path / "q", tmp_path / "f")
 
 
 def test_a_broken_description_of_bitsandbytes(tmp_path: Path) -> None:

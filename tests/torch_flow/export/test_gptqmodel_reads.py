@@ -23,6 +23,7 @@ from quark.errors import ConfigError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.config.schemes import NAMES
 from quark.torch.export.before_work import check_before_work
+from quark.torch.export.gptqmodel_reads import told
 from quark.torch.export.readers import readers
 from quark.torch.export.write_as import config_for, export_as
 
@@ -62,6 +63,9 @@ NARROW = {"hidden_size": 96, "num_key_value_heads": 1, "head_dim": 24}  # 24 out
             r"the 192 outputs of 'gpt_neox.layers.0.attention.query_key_value' for blocks",
         ),
         ("dinov2", "fp8_block", "fp8", r"makes several tensors of one"),
+        ("falcon", "fp8_block", "fp8", r"of nn.Linear itself, and '.*' is a FalconLinear"),
+        ("t5", "fp8_block", "fp8", r"leaves '.*\.wo' float on a GPU.*_keep_in_fp32_modules.*--exclude"),
+        ("t5", "int4_wo_32", "awq", r"leaves '.*\.wo' float, whatever a file says"),
         ("qwen3_moe", "fp8_block", "fp8", None),
         ("bart", "int4_wo_32", "gptq", None),  # optimum finds no encoder, where no file names it
         ("llama", "uint4_wo_per_channel", "gptq", r"leaves the zero points of 4 bits per channel out"),
@@ -90,14 +94,12 @@ def test_what_transformers_misreads_is_refused_for_it_alone(kind: str, scheme: s
 @pytest.mark.parametrize(
     ("kind", "dtype", "scheme", "format", "refused"),
     [
-        ("t5", torch.float16, "mxfp4", "quark", True),
+        ("t5", torch.float16, "mxfp4", "quark", False),
         ("t5", torch.float16, "ptpc_fp8", "compressed-tensors", True),
-        ("t5", torch.float16, "int8_wo_per_channel", "quark", False),
-        ("t5", torch.float16, "int8", "quark", True),
-        ("t5", torch.float16, "ptpc_int8", "quark", True),
+        ("t5", torch.float16, "int8", "compressed-tensors", True),
         ("t5", torch.bfloat16, "fp8", "quark", False),
         ("t5", torch.float32, "fp8", "quark", False),
-        ("hy_v4", torch.bfloat16, "ptpc_fp8", "quark", True),
+        ("mt5", torch.float16, "fp8_block", "fp8", True),
     ],
 )
 def test_codes_of_layers_that_transformers_holds_in_float32(
@@ -210,3 +212,11 @@ def test_codes_that_are_moved_have_the_readers_of_their_scheme(
     assert found[2]["verdict"]["readers"] == found[1]["verdict"]["readers"]
     card = (tmp_path / "moved" / "README.md").read_text().partition("\n---\n\nThe card")[0]
     assert "vllm serve moved" in card and ("Not for transformers" in card) == ("transformers" in found[2]["not_for"])
+
+
+def test_float_experts_are_named_in_fp8_files() -> None:
+    """On a GPU transformers makes FP8 of every module that is called so, and scales that no file has."""
+    model = tiny.made("qwen3_moe", dict(tiny.model_types())["qwen3_moe"], {})
+    said = {"quant_method": "fp8", "ignored_layers": ["lm_head"]}
+    found = told(said, model, ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.experts.0.up_proj"])
+    assert found == {**said, "ignored_layers": ["lm_head", "model.layers.0.mlp.experts"]}

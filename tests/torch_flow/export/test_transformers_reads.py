@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.consumers import tiny
+from tests.consumers.cell import effective
 from torch import nn
 
-from quark.torch import ModelQuantizer
+from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.experts import UnfusedExperts
 from quark.torch.export import transformers_reads as reads
+from quark.torch.export.write_as import export_as
 from quark.torch.quantization.config.config import FP8E4M3PerChannelSpec, QConfig, QLayerConfig
 
 pytest.importorskip("transformers")
@@ -143,3 +147,25 @@ def test_parameters_that_are_integers_are_copied_without_values() -> None:
     copied: Any = reads.without_values(model)
     assert copied.codes is copied.again and copied.codes.dtype is torch.int8 and copied.codes.is_meta
     assert not copied.plain.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "scheme"),
+    [("t5", torch.float16, "ptpc_fp8"), ("hy_v4", torch.bfloat16, "mxfp4"), ("hy_v4", torch.bfloat16, "int4_wo_32")],
+)
+def test_codes_of_layers_that_are_held_in_float32_stay_codes(
+    kind: str, dtype: torch.dtype, scheme: str, tmp_path: Path
+) -> None:
+    """Its patterns (``_keep_in_fp32_modules``) made float32 of codes: shapes did not fit, or logits were 26 % off."""
+    float_model: Any = tiny.made(kind, dict(tiny.model_types())[kind], {}).to(dtype)
+    float_model.save_pretrained(tmp_path / "float")
+    model = type(float_model).from_pretrained(tmp_path / "float", dtype=dtype)
+    assert {x.dtype for x in model.parameters()} == {dtype, torch.float32}
+    ModelQuantizer(LLMTemplate.for_model(model).get_config(scheme)).quantize_model(model)
+    export_as(model, tmp_path / "m", "quark", tmp_path, program="transformers")
+    theirs = type(model).from_pretrained(tmp_path / "m", dtype="auto")
+    inputs = tiny.inputs_of(model)
+    assert torch.equal(tiny.answer(theirs, inputs), tiny.answer(model, inputs))
+    assert theirs._get_dtype_plan(dtype) == model._get_dtype_plan(dtype)
+    for own, other in zip(effective(model), effective(theirs), strict=True):
+        assert own[0] == other[0] and torch.equal(own[1], other[1])

@@ -78,7 +78,7 @@ def check_before_work(
         )
     if format == "compressed-tensors" and program != "vllm":
         check_stacked(model, config, Path(source))
-    if program == "transformers" or (format == "compressed-tensors" and program is None):
+    if (format != "quark" and program == "transformers") or (format == "compressed-tensors" and program is None):
         found = match(apart(model), config, skeleton=True).quantized
         check_wide(model, ((one.layer.name, one.stages["weight"], bool(one.stages["input_tensors"])) for one in found))
     check_format(model, config, format, program, Path(source))

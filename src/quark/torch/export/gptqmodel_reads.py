@@ -1,8 +1,9 @@
 """What transformers makes of AWQ and GPTQ files: gptqmodel (7.7) computes their layers; optimum (2.3) puts GPTQ's in.
 
 experts       that it stacks have no place for codes: it makes them up at random
-layers        for AWQ all that are no exception, but never the head; for GPTQ those of the first blocks that optimum
-              knows by name, of ``nn.Linear`` itself, whatever is left float there. A file can say which they are
+layers        for AWQ all that are no exception, but never the head or ``_keep_in_fp32_modules``; for GPTQ those of the
+              first blocks that optimum knows by name, of ``nn.Linear`` itself, whatever is left float there. A file can
+              say which they are
 gates         of eight types of models are divided by scales, which only the authors of AWQ write
 outputs       that 32 does not divide have no kernel
 zero points   of 4 bits with one scale for a row are left out on a CPU
@@ -88,25 +89,32 @@ def of_model(model: nn.Module, kind: str, config: QConfig, format: str) -> str |
 def of_layer(model: Any, name: str, stack: str | None, format: str) -> str | None:
     """Why a layer is not read in a format; None: it is."""
     layer = model.get_submodule(name)
-    cls = layer.float_class if isinstance(layer, QuantLayer) else type(layer)
+    cls = class_of(layer)
     if stack is not None:
         return f"has no place for the single experts of {stack!r} in the format {format}, and makes them up at random"
     if format == "gptq" and cls is not nn.Linear:
         return f"leaves {name!r} float, a {cls.__name__}, and makes it up at random (get_layers of optimum)"
     if format == "gptq" and name.rpartition(".")[2].isdigit():
         return f"leaves {name!r} float, as all whose name is a number, and makes it up at random (dir of a module)"
-    if format == "awq" and name in defaults(model):
-        return f"leaves {name!r} float, whatever a file says, and makes it up at random (get_keys_to_not_convert)"
+    if format == "awq" and is_left_float(model, name):
+        return f"leaves {name!r} float, whatever a file says, and makes it up at random (get_modules_to_not_convert)"
     if layer.out_features % OUTPUTS:
         return f"has no kernel for the {layer.out_features} outputs of {name!r} (gptqmodel: multiples of {OUTPUTS})"
     return None
 
 
-def defaults(model: Any) -> list[str]:
-    """What is never quantized for AWQ."""
-    from transformers.quantizers.base import get_keys_to_not_convert
+def class_of(layer: nn.Module) -> type[nn.Module]:
+    """The class that a layer has, or has had before it was quantized."""
+    return layer.float_class if isinstance(layer, QuantLayer) else type(layer)
 
-    return list(get_keys_to_not_convert(model))
+
+def is_left_float(model: Any, name: str, heads: bool = True) -> bool:
+    """Whether transformers never quantizes a layer: the head, and what it holds in float32 in half types, in any."""
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    kept = list(getattr(model, "_keep_in_fp32_modules", None) or [])
+    return not should_convert_module(name, HfQuantizer.get_modules_to_not_convert(model, [], kept, heads))
 
 
 def told(entry: Mapping[str, Any], model: nn.Module, quantized: Iterable[str]) -> dict[str, Any]:
@@ -114,6 +122,10 @@ def told(entry: Mapping[str, Any], model: nn.Module, quantized: Iterable[str]) -
     names = set(quantized)
     if entry["quant_method"] == "gptq":
         return {**entry, "block_name_to_quantize": "", "modules_in_block_to_quantize": [sorted(names)]}
+    if entry["quant_method"] == "fp8":  # it makes all that is called so experts in FP8, which find no scales
+        stacks = [path for path, _ in model.named_modules() if path.endswith(".experts")]
+        floats = [path for path in stacks if not any(name.startswith(f"{path}.") for name in names)]
+        return {**entry, "ignored_layers": [*entry["ignored_layers"], *floats]}
     if entry["quant_method"] != "awq":
         return dict(entry)
     floats = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and name not in names]

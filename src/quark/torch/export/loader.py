@@ -9,10 +9,11 @@ that the model has, and refuses a model of which a quantized tensor was not in t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.core_model_loading import WeightConverter, WeightRenaming
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
@@ -24,6 +25,7 @@ from quark.torch.export.api import _map_to_quark
 from quark.torch.export.checkpoint import names_in
 from quark.torch.export.custom_modes import BACK, quark_name
 from quark.torch.export.extras import BRANCH, ROTATION
+from quark.torch.export.model_files import kept_wide
 from quark.torch.export.original import names_of
 from quark.torch.export.skeleton import mark_loaded
 from quark.torch.export.stored import StoredParameters
@@ -77,6 +79,7 @@ class QuarkLoader(QuarkHfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         stored = self.json_export_config
+        wide = hold_wide(model)
         check_extras(kwargs.get("checkpoint_files") or ())
         _map_to_quark(
             model, self.quantization_config.quant_config, stored.pack_method, weight_format=stored.weight_format
@@ -86,6 +89,7 @@ class QuarkLoader(QuarkHfQuantizer):
             if isinstance(module, QuantLayer) or any(isinstance(part, UnfusedExperts) for part in parts):
                 module.__dict__["_is_hf_initialized"] = True
         untie(model)
+        model.__dict__["_get_dtype_plan"] = lambda dtype: plan_of(model, wide)
         self.loading = model
         return model
 
@@ -104,11 +108,26 @@ class QuarkLoader(QuarkHfQuantizer):
         return [ByLayer(layers, renames, base), *scales, *converters]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        del self.loading
+        del self.loading, model.__dict__["_get_dtype_plan"]
         steps = model.__dict__.pop("_quark_conversions")  # renames that no file needed would be undone in those written
         model._weight_conversions = [kept for kept, used in steps if hasattr(used, "operations") or used.was_used()]
         check_loaded(model)
         return mark_loaded(model)
+
+
+def hold_wide(model: Any) -> Callable[[str], object]:
+    """Hold parameters in float32 that transformers does in a model of a half type, before some become codes; which."""
+    wide = kept_wide(model, model.dtype)
+    for name, value in model.named_parameters():
+        if wide(name):
+            value.data = value.data.float()
+    return wide
+
+
+def plan_of(model: nn.Module, wide: Callable[[str], object]) -> dict[str, torch.dtype]:
+    """The types of float tensors that are not the model's own: its patterns would make float32 of codes too."""
+    coded = tuple(f"{name}." for name, layer in quantized_layers(model) if layer.weight_quantizer is not None)
+    return {name: torch.float32 for name in model.state_dict() if wide(name) and not name.startswith(coded)}
 
 
 def untie(model: nn.Module) -> None:

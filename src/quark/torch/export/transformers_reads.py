@@ -34,7 +34,7 @@ from quark.torch.calibration import device_of
 from quark.torch.config.model import QConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
-from quark.torch.export.gptqmodel_reads import METHODS, check_asked, check_gptqmodel
+from quark.torch.export.gptqmodel_reads import METHODS, check_asked, check_gptqmodel, class_of, is_left_float, refusal
 from quark.torch.export.model_files import HALVES, float_dtype, is_untied, kept_wide
 from quark.torch.export.oldest_transformers import why_too_old
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of, names_of
@@ -244,6 +244,8 @@ def check_custom(model: nn.Module, quantized: Sequence[str], config: QConfig, fo
             raise ConfigError(f"transformers does not load it in the format {format}: {why}; use --format quark")
         check_asked(model, quantized)
     weight, names = config.global_quant_config.weight, names_of(model)
+    if format == FP8:
+        check_replaced(model, quantized)
     if format == FP8 and isinstance(weight, QTensorConfig) and weight.block_size:
         check_blocks(model, quantized, weight.block_size)
         entry = {"quant_method": FP8, "activation_scheme": "dynamic", "weight_block_size": list(weight.block_size)}
@@ -293,6 +295,16 @@ def check_wide_layers(model: nn.Module) -> None:
             if layer.weight_quantizer is not None
         ),
     )
+
+
+def check_replaced(model: nn.Module, taken: Iterable[str]) -> None:
+    """Refuse FP8 in layers that transformers does not replace on a GPU: codes would be floats of another size."""
+    for name in taken:
+        cls = class_of(model.get_submodule(name))
+        if cls is not nn.Linear and "GroupedLinear" not in cls.__name__:
+            raise refusal(f"reads FP8 in layers of nn.Linear itself, and {name!r} is a {cls.__name__}", name)
+        if is_left_float(model, name, heads=False):
+            raise refusal(f"leaves {name!r} float on a GPU, whatever a file says (_keep_in_fp32_modules)", name)
 
 
 def check_blocks(model: Any, taken: Iterable[str], size: Sequence[int]) -> None:

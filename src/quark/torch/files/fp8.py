@@ -1,5 +1,5 @@
-"""Folders with quant_method "fp8": FP8 weights under scales of the tensor, of rows or of blocks, as DeepSeek, Qwen,
-Mistral and MiniMax publish them.
+"""Folders with quant_method "fp8", "mxfp8" or "fbgemm_fp8": FP8 weights under scales of the tensor, of
+rows or of blocks, as DeepSeek, Qwen, Mistral, MiniMax and Meta publish them.
 
     weight                                     E4M3 or E5M2, [.., out, in]; experts may be FP4, two codes in a byte
     weight_scale_inv, weight_scale, scale,     what the codes are multiplied by: float, or powers of two (E8M0) as such
@@ -13,6 +13,7 @@ else those that divide the weight evenly into as many; anything else is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -141,9 +142,8 @@ def fp8_grid(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpo
         return QLayerConfig(weight=weight, input_tensors=inputs if scheme else None)
 
     def parameters(name: str, parts: Parts) -> Parameters:
-        if specs_of(name, tensors, described)[0].to_stage().is_block:
-            return None, None
-        return scale_values(parts["scale"]), None
+        powers = parts["scale"].dtype in POWERS and layout_in(name, tensors, described)[2] == MX
+        return (None if powers else scale_values(parts["scale"])), None
 
     def stacks(name: str, layer: tuple[int, int], turned: bool) -> tuple[QLayerConfig, Steps]:
         if scheme == "static":
@@ -157,6 +157,12 @@ def fp8_grid(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpo
         return parts["scale"] if parts["scale"].dtype in POWERS else None
 
     return FolderGrid(config, parameters, ("input_scale", "activation_scale", "qscale_act"), blocks, stacks)
+
+
+def fbgemm_grid(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
+    """E4M3 per row; the scales of dynamic inputs have a bound, which no format here has."""
+    grid = fp8_grid(tensors, described, checkpoint)
+    return replace(grid, config=lambda name, read: refuse(f"the inputs of {name!r} have activation_scale_ub"))
 
 
 def specs_of(

@@ -234,15 +234,13 @@ def scheme_of(layer: str, config: Any) -> Any:
     Raises:
         ModelError: none of the groups names it.
     """
-    schemes = list(config.config_groups.values())
-    for scheme in schemes:
-        for target in scheme.targets:
-            if target == layer or (target.startswith("re:") and re.match(target[3:], layer)):
-                return scheme
-    plain = [scheme for scheme in schemes if "Linear" in scheme.targets]
-    if not plain:
+    schemes = {target: scheme for scheme in config.config_groups.values() for target in scheme.targets}
+    for target in sorted(schemes, key=lambda one: (one.startswith("re:"), one)):  # the library's order
+        if target == layer or (target.startswith("re:") and re.match(target[3:], layer)):
+            return schemes[target]
+    if "Linear" not in schemes:
         raise ModelError(f"{layer!r} has scales, and no config_group of the checkpoint names it")
-    return plain[0]
+    return schemes["Linear"]
 
 
 def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:

@@ -14,13 +14,14 @@ import torch
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.export.declared import CODES
 from quark.torch.export.decoded import COMPRESSED, Parts, decompressor, in_kernels
 from quark.torch.export.modelopt import ALGORITHMS, decoder_of, nvfp4_values
 from quark.torch.export.stacked_blocks import block_values
 from quark.torch.files import grids
 from quark.torch.files.bitsandbytes import bitsandbytes
 from quark.torch.files.coded import Coded, Found, Tensors, decoding
-from quark.torch.files.fp8 import fp8, fp8_grid
+from quark.torch.files.fp8 import fbgemm_grid, fp8, fp8_grid
 from quark.torch.files.grids import FolderGrid, of_arguments, scheme_of, told
 from quark.torch.files.skeleton import StoredSource, stored_tensors
 from quark.torch.files.words import awq, gptq, sharing, words_grid
@@ -32,6 +33,11 @@ def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint
     for name, stored in tensors.items():
         if name.endswith("_blocks") and f"{name.removesuffix('_blocks')}_scales" in tensors:
             target = name.removesuffix("_blocks")
+            if len(stored.shape) != 4:
+                raise ModelError(
+                    f"{str(checkpoint.folder)!r}: {name!r} has the shape {list(stored.shape)}; MXFP4 of gpt_oss is "
+                    f"read, whose stacked experts are [experts, out, groups, 16]"
+                )
             experts, rows, groups, half = stored.shape
             shape = (experts, groups * half * 2, rows)
             found[target] = Coded(shape, {"blocks": name, "scales": f"{target}_scales"}, mxfp4_values)
@@ -119,6 +125,8 @@ BEHIND = {  # of compressed-tensors: what changes values beside the codes
 }
 METHODS: dict[str, Callable[[Tensors, Mapping[str, Any], Checkpoint], Found]] = {
     "fp8": fp8,
+    "mxfp8": fp8,
+    "fbgemm_fp8": fp8,
     "awq": awq,
     "gptq": gptq,
     "mxfp4": mxfp4,
@@ -129,6 +137,8 @@ METHODS: dict[str, Callable[[Tensors, Mapping[str, Any], Checkpoint], Found]] = 
 Grid = Callable[[Tensors, Mapping[str, Any], Checkpoint], FolderGrid]
 GRIDS: dict[str, Grid] = {
     "fp8": fp8_grid,
+    "mxfp8": fp8_grid,
+    "fbgemm_fp8": fbgemm_grid,
     "gptq": words_grid,
     "awq": words_grid,
     "compressed-tensors": grids.compressed,
@@ -202,6 +212,8 @@ def found_in(checkpoint: Checkpoint) -> CodedFolder:
         made = CodedFolder(checkpoint, tensors, METHODS[method](tensors, described, checkpoint))
     if lost := sorted(made.taken - set(tensors)):
         raise ModelError(f"{str(checkpoint.folder)!r} lacks the tensor {lost[0]!r}, a part of a quantized weight")
+    if not made.taken and (code := next(filter(CODES.search, sorted(tensors)), None)):
+        raise ModelError(f"{str(checkpoint.folder)!r} holds {code!r}, and no weight as {method!r} stores them")
     for name in sorted(tensors.keys() - made.taken):
         check_plain(checkpoint.folder, name, tensors[name])
     return made

@@ -1,6 +1,7 @@
 """A folder that somebody has quantized, as the float checkpoint that its codes stand for: tensor by tensor.
 
-    fp8                  weight, weight_scale_inv or like it           codes times scales: ``fp8.py``
+    fp8, mxfp8,          weight, weight_scale_inv or like it           codes times scales: ``fp8.py``
+    fbgemm_fp8
     awq, gptq            qweight, qzeros, scales, g_idx                scale (code - zero point): ``words.py``
     mxfp4 (gpt_oss)      *_blocks, *_scales                            FP4 under powers of two, stacked experts
     compressed-tensors   weight_packed or weight, weight_scale, ..     decoded by the library
@@ -45,7 +46,7 @@ ENDS = (
     *("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "qscale_act"),
     *("[kqv]_scale", "[kqv]_zero_point"),
 )
-LEFT = re.compile(rf"\.({'|'.join(ENDS)}|input_global_scale|input_zero_point|output_scale)$")
+LEFT = re.compile(rf"\.({'|'.join(ENDS)}|input_global_scale|input_scale_ub|input_zero_point|output_scale)$")
 #: Roles: the scale that a layer is quantized under.
 SCALES = ("weight_global_scale", "weight_scale_2", "scales", "weight_scale", "scale")
 KEPT = {"scale": torch.float32, "zero_point": torch.int32}

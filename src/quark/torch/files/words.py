@@ -49,6 +49,7 @@ def layout_in(described: Mapping[str, Any], known: tuple[str, ...], folder: Path
     """
     said = [str(described[key]).lower() for key in LAYOUT if described.get(key) is not None]
     said += ["marlin"] * bool(described.get("is_marlin_format"))
+    said += ["llm-awq"] * (described.get("backend") == "llm-awq")  # which names a layout, not a kernel
     if wrong := [one for one in said if one not in known]:
         what = f"layout of {described.get('quant_method')}"
         raise ConfigError(f"{str(folder)!r}: {unknown(what, wrong[0], known)}; other ones are not read")
