@@ -159,7 +159,7 @@ def compared(data: np.ndarray, wanted: np.ndarray, size: int) -> tuple[np.ndarra
         return data, wanted
     starts = np.arange(0, count - PART + 1, PART)
     chosen = np.r_[0, starts + np.random.default_rng(0).integers(PART, size=len(starts)), count - 1]
-    return data.reshape(count, -1)[chosen].reshape(1, -1), wanted.reshape(count, size)[chosen]
+    return data.reshape(count, -1).take(chosen, 0).reshape(1, -1), wanted.reshape(count, size).take(chosen, 0)
 
 
 def entries_of(

@@ -117,7 +117,7 @@ class QuarkLoader(QuarkHfQuantizer):
 
 def hold_wide(model: Any) -> Callable[[str], object]:
     """Hold parameters in float32 that transformers does in a model of a half type, before some become codes; which."""
-    wide = kept_wide(model, model.dtype)
+    wide = kept_wide(model, getattr(model, "dtype", None))
     for name, value in model.named_parameters():
         if wide(name):
             value.data = value.data.float()
