@@ -148,6 +148,13 @@ _unary(
     "BatchNormalization <epsilon = 0.01, momentum = 0.8> (x, n_scale, n_bias, n_mean, n_var)",
     **models.batch_norm("n", 2),
 )
+_row(
+    "batch_norm_trains",
+    range(7, 14),
+    f"({IMAGE}) => (float[a, b, c, d] y, float[e] mean)",
+    "y, mean, var, m, v = BatchNormalization <momentum = 0.8> (x, n_scale, n_bias, n_mean, n_var)",
+    **models.batch_norm("n", 2),
+)
 _unary(
     "batch_norm_spatial",
     range(7, 9),

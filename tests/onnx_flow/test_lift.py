@@ -236,6 +236,7 @@ REFUSED = {
     "an operator that ONNX does not know": ("y = Frobnicate (x)", 11, "Frobnicate"),
     "statistics for every position": ("y = BatchNormalization <spatial = 0> (x, x, x, x, x)", 7, "spatial"),
     "statistics that are read": ("y, m = BatchNormalization (x, x, x, x, x)", 9, "training"),
+    "saved statistics": ("y, a, b, c, m = BatchNormalization (x, x, x, x, x)", 13, "training"),
     "a mask that is read": ("d, y = Dropout (x)", 7, "mask"),
     "nearest, up and down": (
         "s = Constant <value = float[4] {1.0, 1.0, 2.0, 0.5}> () y = Resize (x, s)",

@@ -96,6 +96,21 @@ def test_the_best_of_two_scales() -> None:
         assert ours == pytest.approx(min(errors), rel=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(32, 32), (24, 40)])
+def test_a_weight_that_is_read_both_ways_has_blocks_for_each(shape: tuple[int, int]) -> None:
+    """A tied autoencoder: blocks of one way, taken for those of the other, broke off, or lost all of a square weight."""
+    rows, columns = shape
+    text = f"g (float[N, {columns}] x) => (float[N, {columns}] y) {{ a = Gemm <transB = 1> (x, w) y = MatMul (a, w) }}"
+    weight = models.normal(*shape) * np.geomspace(0.01, 1, rows, dtype=np.float32)[:, None]
+    proto, x = models.model(text, {"w": weight}), models.normal(5, columns, seed=1)
+    config = get_default_config("MATMUL_NBITS")
+    config.extra_options.update(PrintSummary=False, MatMulNBitsParams={"Bits": 8, "GroupSize": 16})
+    made = ModelQuantizer(Config(global_quant_config=config)).quantize_model(proto, None, None)
+    assert [node.op_type for node in made.graph.node] == ["MatMulNBits"] * 2
+    (found,), wanted = models.run(made, {"x": x}), x @ weight.T @ weight
+    assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
 def test_float16_and_what_stays_float() -> None:
     graph = """g (float16[N, 32] x, float16[32, 4] z) => (float16[N, 8] y, float16[N, 4] q) {
         y = MatMul (x, w)

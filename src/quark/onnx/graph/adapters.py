@@ -9,7 +9,8 @@ operator schemas and holds this table complete.
 Source: onnx/docs/Changelog.md; the meaning of Upsample-9 and Resize-10 is ONNX Runtime's (asymmetric coordinates; the
 nearest source is rounded up where Resize-10 shrinks, down where it enlarges).
 
-Not handled: Scan-8 (a batch axis that later versions do not have), BatchNormalization in training form.
+Not handled: Scan-8 (a batch axis that later versions do not have), the saved statistics of a BatchNormalization in
+training form.
 """
 
 from __future__ import annotations
@@ -219,6 +220,18 @@ def _batch_statistics(node: ir.Node, target: AdapterTarget) -> None:
         raise Refused("spatial=0 (statistics for every position) has no form in later opsets")
 
 
+def _training_form(node: ir.Node, target: AdapterTarget) -> None:
+    """BatchNormalization-14 says that it computes statistics; before, five outputs did, read or not."""
+    what = "it is in training form (its statistics are read), which changed in opset 14"
+    if len(node.outputs) < 5:
+        _only_first_output(what)(node, target)
+    elif any(value.uses() or value.is_graph_output() for value in node.outputs[3:]):
+        raise Refused(what)
+    else:
+        node.resize_outputs(3)
+        node.attributes.add(ir.AttrInt64("training_mode", 1))
+
+
 def _split_count(node: ir.Node, target: AdapterTarget) -> None:
     """Split-18 wants to be told the number of equal parts."""
     if input_at(node, 1) is None:
@@ -327,7 +340,7 @@ ADAPTERS: dict[str, list[tuple[int, Adapter]]] = {
     "BatchNormalization": [
         (7, _drop("is_test")),
         (9, _batch_statistics),
-        (14, _only_first_output("it is in training form (its statistics are read), which changed in opset 14")),
+        (14, _training_form),
     ],
     "Clip": [(11, _moved_bound)],
     "DFT": [(20, _dft_axis)],

@@ -209,7 +209,7 @@ def parameters_of(norm: ir.Node) -> tuple[np.ndarray, np.ndarray] | str:
 def in_training(norm: ir.Node) -> bool:
     """Whether a BatchNormalization computes its statistics, or hands them on."""
     read = any(bool(value.uses()) or value.is_graph_output() for value in norm.outputs[1:])
-    return bool(int_attribute(norm, "training_mode", 0)) or read
+    return bool(int_attribute(norm, "training_mode", 0)) or read or len(norm.outputs) == 5  # the form before opset 14
 
 
 def affine(parameters: Sequence[np.ndarray], epsilon: float) -> tuple[np.ndarray, np.ndarray]:

@@ -142,13 +142,16 @@ def _write(model: ir.Model, names: Names, plan: Plan, weight: ir.Value, nbits: N
     values = source.numpy()
     if not np.isfinite(values).all():
         raise ModelError(f"the constant {weight.name!r} holds NaN or infinity; such a weight cannot be quantized")
-    blocks = _blocks(values if rows else values.T, nbits, plan.tensors[name_of(weight)])
     tensor = plan.tensors[name_of(weight)]
+    blocked = tensor.spec.granularity
+    planned = isinstance(blocked, Group) and blocked.axis == int(rows)  # a reader that takes it turned has its own
+    blocks = _blocks(values if rows else values.T, nbits, tensor if planned else None)
     del values
     let_go(source)
     middle = np.full(blocks.scales.shape, 1 << (nbits.Bits - 1), np.uint8)
     points = middle if blocks.zero_points is None else blocks.zero_points
-    plan.put(replace(tensor, scale=blocks.scales, zero_point=points))
+    if planned:
+        plan.put(replace(tensor, scale=blocks.scales, zero_point=points))
 
     def add(array: np.ndarray, label: str) -> ir.Value:
         return add_initializer(model.graph, array, names.fresh(f"{weight.name}_{label}"))
@@ -159,9 +162,9 @@ def _write(model: ir.Model, names: Names, plan: Plan, weight: ir.Value, nbits: N
     return add(np.asarray(pack(blocks.codes, nbits.Bits)), f"Q{nbits.Bits}"), scales, kept
 
 
-def _blocks(values: np.ndarray, nbits: NBits, tensor: TensorPlan) -> WeightGroups:
+def _blocks(values: np.ndarray, nbits: NBits, tensor: TensorPlan | None) -> WeightGroups:
     """The codes under the parameters of the Plan, where it has any; by the chosen algorithm otherwise."""
-    if tensor.scale is None or tensor.zero_point is None:
+    if tensor is None or tensor.scale is None or tensor.zero_point is None:
         return ALGORITHMS[nbits.Algorithm].run(values, nbits)
     codes = on_grid(values, nbits, tensor.scale, tensor.zero_point)
     return WeightGroups(codes, tensor.scale, None if nbits.Symmetric else tensor.zero_point.astype(np.uint8))
