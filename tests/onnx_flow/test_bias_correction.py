@@ -11,12 +11,14 @@ from quark.onnx import (
     AdaRoundConfig,
     BiasCorrectionConfig,
     CalibMethod,
+    Config,
     Int8Spec,
     ModelQuantizer,
     QConfig,
     QLayerConfig,
     QuantGranularity,
     XInt8Spec,
+    get_default_config,
 )
 
 
@@ -115,6 +117,27 @@ def test_gain_touches_the_last_layers_only() -> None:
         codes.append({t.name: onnx.numpy_helper.to_array(t) for t in made.graph.initializer})
     names = [name for name in codes[0] if name.startswith("w") and name.endswith("_quantized")]
     assert [np.array_equal(codes[0][name], codes[1][name]) for name in sorted(names)] == [True, False]
+
+
+@pytest.mark.parametrize("count", [3, 1])
+@pytest.mark.parametrize("preset", ["BFP16", "MX4", "NVFP4"])
+def test_gain_under_blocks_whose_scales_follow_the_values(preset: str, count: int) -> None:
+    """It broke off: there is no scale of the Plan that codes could reach to, but one for all blocks of NVFP4."""
+    proto, samples = rare()
+    kept = {t.name: onnx.numpy_helper.to_array(t)[:count] for t in proto.graph.initializer if t.name in ("w2", "b2")}
+    for one in proto.graph.initializer:
+        one.CopyFrom(onnx.numpy_helper.from_array(kept.get(one.name, onnx.numpy_helper.to_array(one)), one.name))
+    proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value = count
+    slopes = []
+    for algos in ([BiasCorrectionConfig()], [BiasCorrectionConfig(gain=True)]):
+        config = get_default_config(preset)
+        config.extra_options.update(PrintSummary=False)
+        config.algorithms = algos
+        made = ModelQuantizer(Config(global_quant_config=config)).quantize_model(proto, None, samples)
+        y, found = (np.concatenate([models.run(one, s)[0] for s in samples]) for one in (proto, made))
+        y, found = (one.swapaxes(0, 1).reshape(count, -1) for one in (y, found))
+        slopes.append([np.polyfit(a, b, 1)[0] for a, b in zip(y, found, strict=True)])
+    assert (np.abs(1 - np.array(slopes[1])) <= np.abs(1 - np.array(slopes[0])) + 0.03).all(), slopes
 
 
 def test_after_another_algorithm_the_aim_is_still_the_float_model() -> None:

@@ -17,7 +17,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.bias_correction import channel_means, corrected, growth, room, shrunk
-from quark.config.plan import Plan
+from quark.config.plan import Plan, TensorPlan
+from quark.numerics.formats import Block
 from quark.onnx.algorithms.channels import layer_of
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
@@ -95,16 +96,11 @@ def _amplified(
     if channels is None:
         return layer, pair[1]
     factors = growth(pair[0], pair[1], axis)
-    scale = np.asarray(weight.scale)
-    if scale.size == len(factors) and weight.spec.scale_rule == "float32":
+    scale, blocks = np.asarray(weight.scale), isinstance(weight.spec.row, Block)
+    if scale.size == len(factors) and weight.spec.scale_rule == "float32" and not blocks:
         plan.put(replace(weight, scale=(scale * factors.reshape(scale.shape)).astype(np.float32), changes=(_WHY,)))
     else:
-        array, spec = channels.weight, weight.spec
-        steps, zeros = (
-            spec.granularity.expand(np.asarray(one, np.float64), array.shape) for one in (scale, weight.zero_point)
-        )
-        reach = np.moveaxis(room(array, steps, zeros, spec.row), channels.made, 0).reshape(len(factors), -1).min(1)
-        factors = np.minimum(factors, np.maximum(reach, 1))
+        factors = np.minimum(factors, np.maximum(_reach(channels.weight, weight, channels.made), 1))
     channels.scale_made(factors)
     set_biases(model, plan)
     bias = None if layer.bias is None else plan.tensors[layer.bias.name]
@@ -112,6 +108,19 @@ def _amplified(
     shape[axis] = -1
     answers = [(one * factors.reshape(shape)).astype(one.dtype) for one in pair[1]]
     return replace(layer, weight=plan.tensors[weight.name], bias=bias), answers
+
+
+def _reach(array: np.ndarray, weight: TensorPlan, axis: int) -> np.ndarray:
+    """[C]: how much larger each channel may become under the scales of the Plan; those of blocks follow the values."""
+    row = weight.spec.row
+    if isinstance(row, Block):
+        widest = np.abs(np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)).max(1)
+        return np.divide(widest.max(), widest, out=np.full(len(widest), np.inf), where=row.tensor_scale & (widest > 0))
+    steps, zeros = (
+        weight.spec.granularity.expand(np.asarray(one, np.float64), array.shape)
+        for one in (weight.scale, weight.zero_point)
+    )
+    return np.moveaxis(room(array, steps, zeros, row), axis, 0).reshape(array.shape[axis], -1).min(1)
 
 
 def _has_own_bias(layer: Tunable) -> bool:
