@@ -98,7 +98,7 @@ def test_the_best_of_two_scales() -> None:
 
 @pytest.mark.parametrize("shape", [(32, 32), (24, 40)])
 def test_a_weight_that_is_read_both_ways_has_blocks_for_each(shape: tuple[int, int]) -> None:
-    """A tied autoencoder: blocks of one way, taken for those of the other, broke off, or were wrong for a square one."""
+    """A tied autoencoder: blocks of one way, taken for those of the other, broke off; a square one was wrong."""
     rows, columns = shape
     text = f"g (float[N, {columns}] x) => (float[N, {columns}] y) {{ a = Gemm <transB = 1> (x, w) y = MatMul (a, w) }}"
     weight = models.normal(*shape) * np.geomspace(0.01, 1, rows, dtype=np.float32)[:, None]
