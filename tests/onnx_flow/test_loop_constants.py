@@ -14,6 +14,7 @@ from quark.onnx import ModelQuantizer, QConfig
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.graph.run import Runner
 from quark.onnx.passes import constants
+from quark.onnx.passes.registry import apply, passes
 
 FLOAT, WIDE = onnx.TensorProto.FLOAT, 64
 
@@ -156,3 +157,47 @@ def test_weights_of_a_loop_that_is_not_run_are_not_handed_over(kind: str, behind
     constants.run(model)
     found = Runner(model, ["first"]).run(feed(kind)).values["first"]
     np.testing.assert_array_equal(found, np.maximum(feed(kind)["x"], 0))
+
+
+def placed(proto: onnx.ModelProto) -> tuple[set[str], set[str], onnx.ModelProto]:
+    """Initializers of the graph and of the body after what a body reads alone has become its own."""
+    model = load(passed(proto))
+    fired = apply(model, passes()["body_constants"], {}).fired
+    after = to_proto(model)
+    onnx.checker.check_model(after, full_check=True)
+    outside, inside = ({t.name for t in g.initializer} for g in (after.graph, after.graph.node[0].attribute[0].g))
+    assert len(inside) == fired and apply(model, passes()["body_constants"], {}).fired == 0
+    return outside, inside, after
+
+
+@pytest.mark.parametrize("kind", ["Loop", "Scan"])
+def test_constants_that_a_body_reads_alone_become_its_own(kind: str) -> None:
+    """Read from outside, they took the plan of its memory: Keras' recurrent networks ran at 0.80 to 0.85 of float."""
+    outside, inside, after = placed(network(kind))
+    assert (outside, inside) == (set(), {"W", "B"})
+    models.assert_close(models.run(after, feed(kind)), expected(network(kind), feed(kind)))
+
+
+@pytest.mark.parametrize("reader", ["a node", "an output", "another body"])
+def test_constants_that_others_read_stay_outside(reader: str) -> None:
+    proto = network("Loop", outputs=("h_end",))
+    if reader == "a node":
+        proto.graph.node.append(helper.make_node("Neg", ["B"], ["more"]))
+        proto.graph.output.append(value("more", WIDE))
+    elif reader == "an output":
+        proto.graph.output.append(value("B", WIDE))
+    else:
+        again = onnx.NodeProto()
+        again.CopyFrom(proto.graph.node[0])
+        again.name, again.output[:] = "again", ["", "more", "", "all"]
+        again.input[2] = again.input[4] = ""
+        body = again.attribute[0].g
+        body.node[0].input[1], body.node[1].input[1] = "W", "B"
+        del again.input[4], again.input[2], again.output[2], again.output[0]
+        del body.input[4], body.input[2], body.output[3], body.output[1], body.node[5], body.node[4]
+        proto.graph.node.append(again)
+        proto.graph.output.append(value("more", 2, WIDE))
+    before = models.run(passed(proto), feed("Loop"))
+    outside, inside, after = placed(proto)
+    assert "B" in outside and "B" not in inside and ("W" in inside) == (reader != "another body")
+    models.assert_close(models.run(after, feed("Loop")), before)

@@ -196,6 +196,7 @@ FINISH = (
     Step("FoldRelu", "fold_relu"),
     Step("FasterForms", "fold_relu", lambda job: {"below": True}, on_cpu),
     Step("FasterForms", "faster_floats", default=on_cpu),
+    Step("FasterForms", "body_constants", default=on_cpu),
 )
 #: What is said of the tensors of the finished graph.
 STATE = (Step("FillAllValueInfo", "fill_value_info"),)

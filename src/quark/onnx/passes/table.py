@@ -14,6 +14,7 @@ from quark.onnx.passes import (
     bfloat16_nodes,
     bias_scale,
     bias_to_int16,
+    body_constants,
     channel_scales,
     clip6_to_relu,
     clip_to_relu,
@@ -232,6 +233,12 @@ TABLE: tuple[Pass, ...] = (
         faster_floats.run,
         shapes=True,
         when=("PRelu", "Elu", "Softplus", "Mish", "Reciprocal", "LayerNormalization", "DequantizeLinear"),
+    ),
+    Pass(
+        "body_constants",
+        "Constants that a body of If, Loop or Scan reads alone become its own.",
+        body_constants.run,
+        when=("If", "Loop", "Scan"),
     ),
     Pass(
         "convert_split_to_slice",
