@@ -14,7 +14,9 @@ from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.onnx import (
     AlgoConfig,
+    AWQConfig,
     CalibMethod,
+    Config,
     GPTAQConfig,
     GPTQConfig,
     Int4Spec,
@@ -27,6 +29,8 @@ from quark.onnx import (
     QuantGranularity,
     QuarotConfig,
     SmoothQuantConfig,
+    SVDQuantConfig,
+    get_default_config,
 )
 from quark.onnx.algorithms import quarot, smoothquant
 from quark.onnx.algorithms.context import JobContext
@@ -114,6 +118,18 @@ def test_outliers_do_less_harm() -> None:
     wide = Int16Spec(calibration_method=CalibMethod.MinMax)
     plain, smooth, turned = (loss(one, weight=wide) for one in ([], [SmoothQuantConfig()], [QuarotConfig()]))
     assert smooth < plain / 3 and turned < plain / 3
+
+
+@pytest.mark.parametrize("algorithm", [SmoothQuantConfig(), QuarotConfig(), AWQConfig(), SVDQuantConfig(svd_rank=4)])
+def test_under_blocks_rows_are_judged_along_their_channels(algorithm: AlgoConfig) -> None:
+    """Activations of three axes: the axis of the blocks was looked for in the rows, which have two."""
+    config = get_default_config("MX6")
+    config.extra_options.update(PrintSummary=False)
+    losses = []
+    for config.algorithms in ([], [algorithm]):
+        made = ModelQuantizer(Config(global_quant_config=config)).quantize_model(NET, None, SAMPLES)
+        losses.append(float(np.square(outputs(made) - outputs(NET)).mean()))
+    assert losses[1] < 1.2 * losses[0]
 
 
 def test_alpha_acts() -> None:

@@ -6,6 +6,12 @@ loop is a constant and whose output in the body is its input (or an Identity of 
 
 Left alone: state that the body hands out at another place too, since ONNX Runtime wants the outputs of a body to be
 made in it. Main graph only.
+
+In the finished graph, constants that a body of If, Loop or Scan reads alone become its own (``make_own``): ONNX Runtime
+packs weights and lets the originals go; where a body reads one from outside, what it is given then is no tensor, and
+for want of its shape nothing is planned of the body's memory, so that each iteration allocates every tensor. A
+recurrent network of Keras of 2 x 30 iterations: 290 microseconds, and 227 with the weights in the bodies (234 as they came).
+Constants that several graphs read, and outputs and inputs of the model, stay outside.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import bodies, int_attribute, is_constant, operand
 
 
@@ -21,6 +28,20 @@ def run(graph: ir.Graph) -> int:
     """How many constants have left the state of loops; in place."""
     loops = [node for node in graph if node.op_type in ("Loop", "Scan") and node.domain == ""]
     return sum(_read_from_outside(graph, node) for node in loops)
+
+
+def make_own(model: ir.Model) -> PassReport:
+    """Move constants that one body reads alone into it, in place."""
+    fired = 0
+    for name, value in list(model.graph.initializers.items()):
+        places = {use.node.graph for use in value.uses()}
+        body = places.pop() if len(places) == 1 else model.graph
+        outside = value.is_graph_output() or value.is_graph_input()
+        if isinstance(body, ir.Graph) and body is not model.graph and not outside:
+            del model.graph.initializers[name]
+            body.register_initializer(value)
+            fired += 1
+    return PassReport("body_constants", fired)
 
 
 def _read_from_outside(graph: ir.Graph, node: ir.Node) -> int:

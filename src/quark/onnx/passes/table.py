@@ -14,7 +14,6 @@ from quark.onnx.passes import (
     bfloat16_nodes,
     bias_scale,
     bias_to_int16,
-    body_constants,
     channel_scales,
     clip6_to_relu,
     clip_to_relu,
@@ -42,6 +41,7 @@ from quark.onnx.passes import (
     fuse_lstm_cell,
     input_initializers,
     later_transposes,
+    loop_constants,
     lstm_to_custom,
     nchw_to_nhwc,
     node_attributes,
@@ -237,7 +237,7 @@ TABLE: tuple[Pass, ...] = (
     Pass(
         "body_constants",
         "Constants that a body of If, Loop or Scan reads alone become its own.",
-        body_constants.run,
+        loop_constants.make_own,
         when=("If", "Loop", "Scan"),
     ),
     Pass(
