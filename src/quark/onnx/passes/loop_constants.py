@@ -10,8 +10,8 @@ made in it. Main graph only.
 In the finished graph, constants that a body of If, Loop or Scan reads alone become its own (``make_own``): ONNX Runtime
 packs weights and lets the originals go; where a body reads one from outside, what it is given then is no tensor, and
 for want of its shape nothing is planned of the body's memory, so that each iteration allocates every tensor. A
-recurrent network of Keras of 2 x 30 iterations: 290 microseconds, and 227 with the weights in the bodies (234 as they came).
-Constants that several graphs read, and outputs and inputs of the model, stay outside.
+recurrent network of Keras of 2 x 30 iterations: 290 microseconds, and 227 with the weights in the bodies (234 as they
+came). Constants that several graphs read, and outputs and inputs of the model, stay outside.
 """
 
 from __future__ import annotations
