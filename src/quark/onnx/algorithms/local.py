@@ -11,6 +11,7 @@ Not handled: what the layers before and behind do to the error; ``guard.py`` loo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
 from quark.numerics.affine import fake_quantize
-from quark.numerics.granularity import Granularity
+from quark.numerics.granularity import Granularity, Group
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.linear import Linear
 from quark.onnx.algorithms.samples import feeds_of
@@ -137,7 +138,9 @@ class RoundingJudge:
         statistic = request.search.observe(request.settings)
         statistic.update(rows)
         found = request.search.find(statistic, request.grid, request.settings)
-        return _round(rows, tensor.spec, found, self.options.ActivationScaled)
+        blocks = tensor.spec.granularity
+        spec = replace(tensor.spec, granularity=replace(blocks, axis=1)) if isinstance(blocks, Group) else tensor.spec
+        return _round(rows, spec, found, self.options.ActivationScaled)  # channels are the last axis of the tensor
 
 
 def judge_of(model: ir.Model, context: JobContext) -> RoundingJudge:
