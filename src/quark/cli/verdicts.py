@@ -225,9 +225,11 @@ def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[A
     took = sum(result.seconds.values())
     climb = Climb(Attempt(subject.choice, judged), situation, measure, slowest=took)
     best, tried = climb.within(min(SECONDS, max(LEAST, took))), climb.tried
-    if best.judged is None or not best.beats(climb.first, WORTH_DECIBELS):
+    better = best.judged is not None and best.beats(climb.first, WORTH_DECIBELS)
+    if best.judged is None or not better or best.judged.level == 0:  # a command that ends in a lost model is no help
         others = "other configurations were" if tried != 1 else "other configuration was"
-        tries = f"{tried} {others} no better" if tried else "no other configuration was tried: each would take longer"
+        found = f"{others} lost too" if better else f"{others} no better"
+        tries = f"{tried} {found}" if tried else "no other configuration was tried: each would take longer"
         return [f"{tries}; {longer(subject, subject.choice)}"]
     figure = f"tried: {LEVELS[best.judged.level]}, {best.judged.reason}; cause: {'; '.join(best.causes)}"
     said = [f"{command(subject, best.choice)}   ({figure})"]
