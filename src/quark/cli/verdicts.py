@@ -228,8 +228,8 @@ def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[A
     better = best.judged is not None and best.beats(climb.first, WORTH_DECIBELS)
     if best.judged is None or not better or best.judged.level == 0:  # a command that ends in a lost model is no help
         others = "other configurations were" if tried != 1 else "other configuration was"
-        found = f"{others} lost too" if better else f"{others} no better"
-        tries = f"{tried} {found}" if tried else "no other configuration was tried: each would take longer"
+        ended = "lost too" if better else "no better"
+        tries = f"{tried} {others} {ended}" if tried else "no other configuration was tried: each would take longer"
         return [f"{tries}; {longer(subject, subject.choice)}"]
     figure = f"tried: {LEVELS[best.judged.level]}, {best.judged.reason}; cause: {'; '.join(best.causes)}"
     said = [f"{command(subject, best.choice)}   ({figure})"]
