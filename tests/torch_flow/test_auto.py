@@ -19,13 +19,14 @@ from torch import nn
 import quark
 from quark.cli import main
 from quark.errors import ConfigError
+from quark.measure.outputs import scores
 from quark.measure.score import Score
 from quark.report import file_size
 from quark.search.target import Target
 from quark.torch.auto import TorchGoal, TorchOutcome, TorchSearch, TorchTrial, auto, reads, reported_on
 from quark.torch.config.schemes import GGUF, NAMES
 from quark.torch.language import load_model
-from quark.torch.layer_runs import Predictions, scores
+from quark.torch.layer_runs import Predictions
 
 pytest.importorskip("transformers")
 Capture = pytest.CaptureFixture[str]

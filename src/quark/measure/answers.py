@@ -30,6 +30,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from quark.dataclass import dataclass
+from quark.files.arrays import TEXT
 from quark.measure.boxes import CONFIDENT, COORDINATES, SLACK, Ranked, form_of, list_of, matches
 from quark.measure.distance import ChannelSums
 from quark.measure.logits import Reading, reading_of
@@ -46,8 +47,6 @@ OTHERS = 2  # a detection has at least so many columns that are not scores
 ROWS = 32  # detections come in many rows
 MAJORITY = 0.9  # a class that wins this share of many rows is the background
 FEW = 10  # answers, below which nothing can be said about a share of them
-
-TEXT = "OSU"  # kinds of NumPy data types that hold text
 
 Outputs = Mapping[str, np.ndarray]
 

@@ -9,14 +9,17 @@ sample (``quark.measure.gain``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, fields
+from typing import Self
 
 import numpy as np
 
 from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.measure.distance import Distance
+from quark.measure.score import Score, groups_of
 
 #: Tensors of one sample, by name.
 Values = Mapping[str, np.ndarray]
@@ -44,6 +47,13 @@ class Outputs:
                 self.divergence += float(found.sum())
                 self.positions += found.size
 
+    def __add__(self, other: Self) -> Self:
+        """The sums over the samples of both."""
+        both, none = (self.distances, other.distances), Distance()
+        distances = {name: both[0].get(name, none) + both[1].get(name, none) for name in both[0] | both[1]}
+        sums = {one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)[1:]}
+        return type(self)(distances, **sums)
+
     def metrics(self) -> dict[str, float]:
         """The measures: the worst output's SQNR and cosine, the mean MSE, the mean divergence where it was wanted.
 
@@ -64,6 +74,20 @@ class Outputs:
             "noise": float(noise),
         }
         return measured | ({"kl": max(self.divergence / self.positions, 0.0)} if self.positions else {})
+
+
+def scores(found: Sequence[Outputs]) -> dict[str, Score]:
+    """The measures of samples by name, with what each is without a group of them."""
+    groups = [set(group) for group in (groups_of(len(found)) if len(found) > 1 else ())]
+    parts = [together(one for k, one in enumerate(found) if k not in group).metrics() for group in groups]
+    whole = together(found).metrics()
+    return {name: Score(value, tuple(part.get(name, math.nan) for part in parts)) for name, value in whole.items()}
+
+
+def together(found: Iterable[Outputs]) -> Outputs:
+    """The outputs of several samples as one."""
+    first, *others = found
+    return sum(others, first)
 
 
 def loss_name(metric: str) -> str:

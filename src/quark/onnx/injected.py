@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from quark.dataclass import dataclass
+from quark.files.arrays import read_arrays, write_arrays
 from quark.measure.outputs import Outputs
 from quark.onnx.energy import macs_of
 from quark.onnx.graph.run import FLOATS, Runner
@@ -95,12 +94,12 @@ def floats_of(made: OnnxLayerRuns, found: Sequence[Stretch]) -> tuple[str, ...]:
 def write_floats(common: FloatModelFiles, names: Sequence[str], number: int) -> None:
     """Keep these tensors of the float model for one sample."""
     values = Runner(opened(str(common.model)), names, (), runtime_of(common)).run(common.feed(number)).values
-    save_file({name: np.asarray(value, order="C") for name, value in values.items()}, _floats(common, number))
+    write_arrays(_floats(common, number), values)
 
 
 def fed(common: FloatModelFiles, names: Sequence[str], number: int) -> dict[str, np.ndarray]:
     """One sample, with these tensors of the float model."""
-    return {**common.feed(number), **_read(_floats(common, number), names)}
+    return {**common.feed(number), **read_arrays(_floats(common, number), names)}
 
 
 def _floats(common: FloatModelFiles, number: int) -> Path:
@@ -109,8 +108,7 @@ def _floats(common: FloatModelFiles, number: int) -> Path:
 
 def write_errors(common: FloatModelFiles, candidate: int, number: int, arrays: Mapping[str, np.ndarray]) -> None:
     """Keep the errors of all layers under one candidate (its place among them) for one sample, by output."""
-    kept = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    save_file(kept, _errors(common, candidate, number))
+    write_arrays(_errors(common, candidate, number), arrays)
 
 
 def _errors(common: FloatModelFiles, candidate: int, number: int) -> Path:
@@ -145,7 +143,7 @@ def arriving(
     for number in numbers:
         reference, feed = common.reference(number), {**fed(common, stretch.crossing, number), **nothing}
         for pair, candidate in wanted.items():
-            errors = _read(_errors(common, candidate, number), stretch.layers[pair[0]])
+            errors = read_arrays(_errors(common, candidate, number), stretch.layers[pair[0]])
             noise = {_NOISE.format(name): array for name, array in errors.items()}
             into[pair].update(reference, {**reference, **runner.run({**feed, **noise}).values}, kl)
 
@@ -153,13 +151,6 @@ def arriving(
 def runtime_of(common: FloatModelFiles) -> Runtime:
     """How models run here."""
     return replace(Runtime.of(common.job.options), threads=common.threads)
-
-
-def _read(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Those of the tensors that a file has."""
-    with safe_open(path, framework="np") as kept:
-        there = set(kept.keys())
-        return {name: kept.get_tensor(name) for name in names if name in there}
 
 
 def cut(model: ir.Model, before: Sequence[ir.Node]) -> ir.Model:

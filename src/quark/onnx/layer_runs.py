@@ -13,17 +13,15 @@ their layers are called ``node/body/name``, and a trial puts the body with one q
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx_ir as ir
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from quark.config.job import Job, Target, for_target
 from quark.config.plan import NodePlan, Plan, TensorPlan
@@ -31,8 +29,9 @@ from quark.config.rules import NodeInfo, Rule
 from quark.config.tensor import LayerSpec
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
+from quark.files.arrays import read_arrays, write_arrays
 from quark.files.journal import Journal
-from quark.measure.answers import TEXT
+from quark.measure.outputs import Outputs
 from quark.onnx import fingerprint
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.samples import rereadable
@@ -64,6 +63,7 @@ from quark.report.process import lent
 from quark.search.values import check_distinct
 
 MODEL = "float.onnx"
+T = TypeVar("T")
 
 
 class Inner(NamedTuple):
@@ -120,11 +120,11 @@ class FloatModelFiles:
 
     def feed(self, index: int) -> dict[str, np.ndarray]:
         """One sample."""
-        return _read(self.file(index, "in"))
+        return read_arrays(self.file(index, "in"))
 
     def reference(self, index: int) -> dict[str, np.ndarray]:
         """The float outputs for it."""
-        return _read(self.file(index, "out"))
+        return read_arrays(self.file(index, "out"))
 
     def file(self, index: int, side: str) -> Path:
         """Where one side of a sample is."""
@@ -133,6 +133,20 @@ class FloatModelFiles:
     def runner(self, model: ir.Model) -> Runner:
         """A session that gives the outputs of ``model``."""
         return Runner(model, self.outputs, (), replace(Runtime.of(self.job.options), threads=self.threads))
+
+    def measured(self, model: ir.Model, metric: str) -> dict[str, float]:
+        """The measures of a quantized model, with its divergence where that is the metric."""
+        runner, outputs = self.runner(model), Outputs()
+        for feed, reference in self.pairs():
+            outputs.update(reference, runner.run(feed).values, metric == "kl")
+        return outputs.metrics()
+
+    def called(self, model: ir.Model, function: Callable[[str], T]) -> T:
+        """What a function says of the path of a model."""
+        with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / "quantized.onnx"
+            files.save(model, path)
+            return function(str(path))
 
 
 @dataclass(frozen=True)
@@ -341,26 +355,9 @@ def lay_out(common: FloatModelFiles, samples: Any) -> tuple[FloatModelFiles, str
     runner = common.runner(model)
     for count, feed in enumerate(checked(samples, inputs_of(model)), start=1):
         digest = fingerprint.of_arrays(feed, digest)
-        _write(common.file(count - 1, "in"), feed)
-        _write(common.file(count - 1, "out"), runner.run(feed).values)
+        write_arrays(common.file(count - 1, "in"), feed)
+        write_arrays(common.file(count - 1, "out"), runner.run(feed).values)
     return replace(common, samples=count), digest.hex()
-
-
-def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Arrays and text, in order. Not in numpy's formats: Python parses their headers, and that fails in threads on
-    Python 3.11 (cpython issue 106905)."""
-    text = {name: array.tolist() for name, array in arrays.items() if array.dtype.kind in TEXT}
-    order = enumerate(arrays.items())
-    numbers = {str(place): np.asarray(array, order="C") for place, (name, array) in order if name not in text}
-    save_file(numbers, path, {"names": json.dumps(list(arrays)), "text": json.dumps(text)})
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    with safe_open(path, framework="np") as kept:
-        about = kept.metadata()
-        text = {name: np.array(value, dtype=object) for name, value in json.loads(about["text"]).items()}
-        names = enumerate(json.loads(about["names"]))
-        return {name: text[name] if name in text else kept.get_tensor(str(place)) for place, name in names}
 
 
 # ---- one trial -------------------------------------------------------------------------------------------------------

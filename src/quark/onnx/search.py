@@ -20,7 +20,6 @@ from quark.config.job import repeating
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
-from quark.measure.outputs import Outputs
 from quark.onnx import layer_runs
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.config_file import config_of
@@ -126,10 +125,7 @@ class FileMetric(PlanMetric):
         """The metric of a model's file."""
         if (told := self.by_function(str(path))) is not None:
             return told
-        runner, outputs = self.common.runner(files.load(path)), Outputs()
-        for feed, reference in self.common.pairs():
-            outputs.update(reference, runner.run(feed).values, self.metric == "kl")
-        return outputs.metrics()[self.metric]
+        return self.common.measured(files.load(path), self.metric)[self.metric]
 
 
 def search(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from quark import parallel
 from quark.config.job import Job
 from quark.errors import ConfigError
 from quark.files.journal import Journal
-from quark.measure.outputs import Outputs
 from quark.onnx import fingerprint, layer_runs
 from quark.onnx.config_file import config_of
 from quark.onnx.data_layout import as_reader
@@ -188,13 +188,5 @@ def trial(
     size = {"size": layer_runs.stored_bytes(common, name, tensors, model)}
     model = layer_runs.whole(common, name, model)
     if ":" in metric:
-        import tempfile
-
-        with tempfile.TemporaryDirectory(dir=common.folder, ignore_cleanup_errors=True) as folder:
-            path = Path(folder) / "quantized.onnx"
-            files.save(model, path)
-            return by_function(metric, str(path)) | size
-    runner, outputs = common.runner(model), Outputs()
-    for feed, reference in common.pairs():
-        outputs.update(reference, runner.run(feed).values, metric == "kl")
-    return outputs.metrics() | size
+        return common.called(model, partial(by_function, metric)) | size
+    return common.measured(model, metric) | size

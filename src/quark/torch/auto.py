@@ -26,6 +26,7 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, QuarkError
 from quark.files.journal import Journal
 from quark.files.private import private_folder
+from quark.measure.outputs import scores
 from quark.measure.score import Score, error
 from quark.search.auto import DROP, LATE, AutoTrial, Goal, Outcome, Search
 from quark.search.function import checked_reference, score_of
@@ -47,7 +48,6 @@ from quark.torch.layer_runs import (
     outputs_before,
     outputs_of,
     running,
-    scores,
 )
 from quark.torch.machine import MI300X
 from quark.torch.quantizer import ModelQuantizer

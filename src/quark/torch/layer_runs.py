@@ -14,7 +14,7 @@ is then a whole forward pass).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import field
 from pathlib import Path
@@ -29,11 +29,9 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from quark.dataclass import dataclass
 from quark.errors import DataError, QuarkError
 from quark.files.atomic import part_of
-from quark.measure.distance import Distance
-from quark.measure.outputs import Outputs
-from quark.measure.score import Score, groups_of
+from quark.measure.outputs import Outputs, together
 from quark.reading import reason_of
-from quark.torch.algorithms.blocks import answering, find_blocks, first, record
+from quark.torch.algorithms.blocks import answering, find_blocks, first, record, returned
 from quark.torch.calibration import NOT_RUN, described, device_of, evaluating, run, to_device, without_cache
 from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import parts
@@ -179,25 +177,6 @@ def compared(model: nn.Module, common: FloatOutputs, index: int, values: torch.T
     return made
 
 
-def together(found: Iterable[Predictions]) -> Predictions:
-    """The outputs of several samples as one."""
-    whole = Predictions()
-    for one in found:
-        for name, distance in one.distances.items():
-            whole.distances[name] = whole.distances.get(name, Distance()) + distance
-        for name in ("divergence", "positions", "surprise", "tokens"):
-            setattr(whole, name, getattr(whole, name) + getattr(one, name))
-    return whole
-
-
-def scores(found: Sequence[Predictions]) -> dict[str, Score]:
-    """The measures by name, with what each is without a group of samples."""
-    groups = groups_of(len(found)) if len(found) > 1 else []
-    parts = [together(one for k, one in enumerate(found) if k not in set(group)).metrics() for group in groups]
-    whole = together(found).metrics()
-    return {name: Score(value, tuple(part.get(name, math.nan) for part in parts)) for name, value in whole.items()}
-
-
 @dataclass
 class TorchLayerRuns:
     """A model with the quantizers of one candidate, all off.
@@ -212,7 +191,7 @@ class TorchLayerRuns:
         blocks: decoder blocks that hand one hidden state on; empty: nothing can be skipped.
         at: the block before which ``hidden`` was caught.
         hidden: a tensor per sample.
-        pairs: whether a block returns a tuple.
+        values: how many values a block returns; 0: its hidden state alone.
     """
 
     model: nn.Module
@@ -224,7 +203,7 @@ class TorchLayerRuns:
     blocks: dict[str, nn.Module] = field(default_factory=dict)
     at: int = 0
     hidden: list[torch.Tensor] = field(default_factory=list)
-    pairs: bool = False
+    values: int = 0
 
     def trial(self, name: str) -> dict[str, float]:
         """The measures of the model with one layer quantized."""
@@ -279,7 +258,7 @@ class TorchLayerRuns:
 
         def _passing(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
             value = self.hidden[k] if block is skipped[-1] else first_input(block, args, kwargs)
-            return (value,) if self.pairs else value
+            return returned(value, self.values)
 
         with answering(skipped, _passing):
             yield
@@ -318,18 +297,9 @@ def open_runs(model: nn.Module, config: QConfig, common: FloatOutputs) -> TorchL
 def find_chain(runs: TorchLayerRuns) -> None:
     """Fill in the blocks of a model that hands one hidden state from block to block."""
     with running(runs.model):
-        blocks, _ = record(runs.model, find_blocks(runs.model), list(runs.common.samples[:1]))
-    if not blocks.path:
-        return
-    kinds: list[bool] = []
-    last = list(blocks.modules.values())[-1]
-    hook = last.register_forward_hook(lambda module, args, output: kinds.append(isinstance(output, tuple)))
-    try:
-        with running(runs.model):
-            run(runs.model, runs.common.samples[0])
-    finally:
-        hook.remove()
-    runs.blocks, runs.pairs = dict(blocks.modules), kinds[0]
+        blocks, stream = record(runs.model, find_blocks(runs.model), list(runs.common.samples[:1]))
+    if blocks.path:
+        runs.blocks, runs.values = dict(blocks.modules), stream.values
 
 
 class Traffic(NamedTuple):

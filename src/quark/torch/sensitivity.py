@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -369,28 +368,22 @@ _MODEL = Lock()
 def work(part: Part, number: int) -> tuple[int, dict[str, Measured]]:
     """One part, on the model of the worker process."""
     with _MODEL:
-        runs = kept_runs(part.source, part.values, part.common.folder, _Samples(part.common.samples))
+        runs = kept_runs(part)
         return number, {name: one_trial(runs, name, part.metric) for name in part.names}
 
 
-class _Samples:
-    """Samples that are the same argument of a cached function for one folder."""
-
-    def __init__(self, samples: Sequence[Any]) -> None:
-        self.samples = samples
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Samples)
-
-    def __hash__(self) -> int:
-        return 0
+#: The runs of a worker process, by where they come from; the last ones stay for the parts that follow.
+_RUNS: dict[tuple[Source, str, Path], TorchLayerRuns] = {}
 
 
-@lru_cache(maxsize=1)
-def kept_runs(source: Source, values: str, folder: Path, samples: _Samples) -> TorchLayerRuns:
-    """The runs of a worker process; they stay for the parts that follow."""
-    model = source.load()
-    return open_runs(model, config_of(json.loads(values), model), FloatOutputs(samples.samples, folder))
+def kept_runs(part: Part) -> TorchLayerRuns:
+    """The runs of a worker process for a part."""
+    key = part.source, part.values, part.common.folder
+    if key not in _RUNS:
+        _RUNS.clear()
+        model = part.source.load()
+        _RUNS[key] = open_runs(model, config_of(json.loads(part.values), model), part.common)
+    return _RUNS[key]
 
 
 def one_trial(runs: TorchLayerRuns, name: str, metric: str) -> Measured:

@@ -73,7 +73,9 @@ def _measured(
     unseen = [Reference(model, half, context.job.options) for half in reversed(halves)]
     found = {}
     for done, (name, job) in enumerate(_jobs(context.job, config), 1):
-        losses = (distance(other, trial.quantized(job)) for trial, other in zip(trials, unseen, strict=True))
+        losses = (
+            distance(other, trial.quantized(job), job.options) for trial, other in zip(trials, unseen, strict=True)
+        )
         found[name] = job, joined(losses)
         context.progress(config.name, done, len(config.methods) + 1)
     return found

@@ -86,4 +86,4 @@ def _reason(gains: Mapping[float, Gain], without: float, losses: Mapping[float, 
 
 def _loss(reference: Reference, model: ir.Model, context: JobContext) -> Loss:
     """The loss of a float model once it is quantized; one quantized model is in memory at a time."""
-    return distance(reference, Trials(model, context, context.known).quantized(context.job))
+    return distance(reference, Trials(model, context, context.known).quantized(context.job), context.job.options)

@@ -24,8 +24,7 @@ class Reference:
     does not fit is computed again."""
 
     def __init__(self, model: ir.Model, feeds: Sequence[Feed], options: Options) -> None:
-        self.names, self.runtime = [str(value.name) for value in model.graph.outputs], Runtime.of(options)
-        self._model, self._feeds = model, feeds
+        self._model, self._feeds, self._options = model, feeds, options
         self._kept: list[Values] = []
         self._left = BUDGET
 
@@ -35,32 +34,20 @@ class Reference:
             if number < len(self._kept):
                 yield feed, self._kept[number]
                 continue
-            runner = runner or Runner(self._model, self.names, (), self.runtime)
+            runner = runner or _runner(self._model, self._options)
             values = runner.run(feed).values
-            self._left -= sum(array.nbytes for array in values.values())
+            self._left -= _bytes(values)
             if self._left >= 0:
                 self._kept.append(values)
             yield feed, values
 
 
-def distance(reference: Reference, quantized: ir.Model) -> Loss:
-    """The loss of a quantized model."""
-    runner = Runner(quantized, reference.names, (), reference.runtime)
-    return loss_of((expected, runner.run(feed).values) for feed, expected in reference)
-
-
-def answers(model: ir.Model, feeds: Iterable[Feed], options: Options) -> list[Values]:
-    """What the outputs of a float model are, sample by sample, to be compared with more than once.
-
-    No more samples than fit ``BUDGET``, and at least ``FEWEST`` of them.
-    """
-    names = [str(value.name) for value in model.graph.outputs]
-    runner = Runner(model, names, (), Runtime.of(options))
-    found: list[Values] = []
-    size = 0
+def answers(model: ir.Model, feeds: Iterable[Feed], options: Options) -> list[tuple[Feed, Values]]:
+    """The same of a float model that will change: no more samples than fit ``BUDGET``, and at least ``FEWEST``."""
+    runner, found, size = _runner(model, options), list[tuple[Feed, Values]](), 0
     for feed in feeds:
-        found.append(dict(runner.run(feed).values))
-        size += sum(array.nbytes for array in found[-1].values())
+        found.append((feed, dict(runner.run(feed).values)))
+        size += _bytes(found[-1][1])
         if size >= BUDGET and len(found) >= FEWEST:
             break
     del runner
@@ -68,14 +55,28 @@ def answers(model: ir.Model, feeds: Iterable[Feed], options: Options) -> list[Va
     return found
 
 
-def distance_to(expected: Sequence[Values], model: ir.Model, feeds: Iterable[Feed], options: Options) -> Loss:
-    """The loss of a model whose float weights count as they are, on the first samples of ``feeds``.
+def distance(
+    expected: Iterable[tuple[Feed, Values]], model: ir.Model, options: Options, as_given: bool = False
+) -> Loss:
+    """The loss of a quantized model.
 
     Args:
-        expected: of ``answers``.
+        expected: a ``Reference``, or ``answers``.
+        model: it.
+        options: how to run it.
+        as_given: its float weights count as they are.
     """
-    runner = Runner(model, list(expected[0]), (), replace(Runtime.of(options), as_given=True))
-    loss = loss_of((one, runner.run(feed).values) for one, feed in zip(expected, feeds, strict=False))
+    runner = _runner(model, options, as_given)
+    loss = loss_of((values, runner.run(feed).values) for feed, values in expected)
     del runner
     trim_heap()
     return loss
+
+
+def _runner(model: ir.Model, options: Options, as_given: bool = False) -> Runner:
+    names = [str(value.name) for value in model.graph.outputs]
+    return Runner(model, names, (), replace(Runtime.of(options), as_given=as_given))
+
+
+def _bytes(values: Values) -> int:
+    return sum(array.nbytes for array in values.values())

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +35,6 @@ from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.mixed import LayerTargets, Mixed, TargetScore
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.data import Samples
-from quark.onnx.graph import model as files
 from quark.onnx.graph.surgery import name_of
 from quark.onnx.layer_runs import MODEL, FloatModelFiles
 from quark.onnx.qdq import slots
@@ -299,10 +296,7 @@ class _Decider:
         call = _loaded(self.config.metric_evaluate_fn or "")
         if self.reference is None:
             self.reference = number_of(call(str(common.model)), "metric_evaluate_fn")
-        with tempfile.TemporaryDirectory(dir=common.folder, ignore_cleanup_errors=True) as folder:
-            path = Path(folder) / "quantized.onnx"
-            files.save(model, path)
-            return abs(number_of(call(str(path)), "metric_evaluate_fn") - self.reference)
+        return abs(number_of(common.called(model, call), "metric_evaluate_fn") - self.reference)
 
     def quantized(self, choice: Mapping[str, int]) -> ir.Model:
         """The model with the nodes of ``choice`` in their targets' precision, before any fine-tuning."""

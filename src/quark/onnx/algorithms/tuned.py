@@ -30,7 +30,7 @@ from quark.measure.gain import gain
 from quark.measure.outputs import Loss, Values
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
-from quark.onnx.algorithms.losses import answers, distance_to
+from quark.onnx.algorithms.losses import answers, distance
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, trim_heap
@@ -66,15 +66,14 @@ def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: J
         The report of the algorithm, with a sentence about what was put back.
     """
     options, before = context.job.options, _states(model, plan)
-    feeds = feeds_of(model, context, JUDGED)
-    expected = answers(context.reference or model, feeds, options)
-    without = distance_to(expected, fake_quantized(model, plan, options), feeds, options)
+    expected = answers(context.reference or model, feeds_of(model, context, JUDGED), options)
+    without = distance(expected, fake_quantized(model, plan, options), options, as_given=True)
     report = run(model, plan, config, context)
     trim_heap()
     changes = _changes(model, plan, before)
     if not report.fired or not changes:
         return report
-    trial = _Trial(model, plan, expected, feeds, options, fake_quantized(model, plan, options))
+    trial = _Trial(model, plan, expected, options, fake_quantized(model, plan, options))
     with_it = trial.loss()
     log.info("%s: loss %.6g without, %.6g with it", config.name, without.total, with_it.total)
     if gain(with_it.noise, without.noise).harmless or not np.isfinite(without.total):
@@ -125,14 +124,13 @@ class _Trial:
 
     model: ir.Model
     plan: Plan
-    expected: Sequence[Values]
-    feeds: Sequence[Feed]
+    expected: Sequence[tuple[Feed, Values]]
     options: Options
     fake_model: ir.Model
 
     def loss(self) -> Loss:
         """The loss with the weights as they are now."""
-        return distance_to(self.expected, self.fake_model, self.feeds, self.options)
+        return distance(self.expected, self.fake_model, self.options, as_given=True)
 
     def put(self, changes: Sequence[NodeChange], after: bool) -> None:
         """Give some layers what they had after or before the algorithm."""
