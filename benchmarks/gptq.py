@@ -23,7 +23,7 @@ import torch
 from benchmarks import measure, record
 from quark.algorithms.columns import columns_of
 from quark.algorithms.gptq import gptq
-from quark.numerics.affine import Grid
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Group
 
@@ -64,7 +64,7 @@ def layer(size: int, repeats: int) -> tuple[float, float]:
     granularity, format = Group(1, 128), FORMATS["int4"]
     tiles = granularity.tile(weight)
     scale, zero = Grid(format, narrow=False).parameters(tiles.amin(-1).numpy(), tiles.amax(-1).numpy())
-    grid = columns_of(weight, format, granularity, torch.tensor(scale), torch.tensor(zero))
+    grid = columns_of(weight, Coding(format, granularity), torch.tensor(scale), torch.tensor(zero))
     ours, bare = seconds([lambda: gptq(weight, hessian, grid), lambda: unavoidable(weight, hessian)], repeats)
     return ours, bare
 

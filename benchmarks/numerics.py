@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure, record
-from quark.numerics.affine import Grid, fake_quantize, quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.array import is_torch, on_gpu
 from quark.numerics.formats import FORMATS, Format
 from quark.numerics.granularity import Channel
@@ -71,7 +71,7 @@ def ratio(work: Callable[[], Any], copy: Callable[[], Any], watch: Watch) -> dic
 def fake(x: Any, row: Format) -> Callable[[], Any]:
     """Fake quantization of ``x`` under one scale for the tensor (block formats: along the last axis)."""
     scale, zero_point = Grid(row).parameters(-6.0, 6.0)
-    return lambda: fake_quantize(x, scale, zero_point, row)
+    return lambda: Coding(row).fake_quantize(x, scale, zero_point)
 
 
 def arrays(size: int, device: str = "all") -> dict[str, Any]:
@@ -120,7 +120,7 @@ def weight_line(name: str, like: Any, watch: Watch) -> dict[str, Any]:
     w = sys.modules["torch"].from_numpy(w).to(like.device) if is_torch(like) else w
 
     def work() -> Any:
-        return quantize(w, scale, zero_point, FORMATS["int8"], Channel(0), narrow=True)
+        return Coding(FORMATS["int8"], Channel(0), narrow=True).quantize(w, scale, zero_point)
 
     return {"library": name, "format": "25 M weights to int8 codes", **ratio(work, copy_of(w), watch), "verdict": ""}
 

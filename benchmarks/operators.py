@@ -29,7 +29,7 @@ import onnxruntime
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from benchmarks import measure, models, record
-from quark.numerics.affine import quantize
+from quark.numerics.affine import Coding
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import ELEMENTS
 from quark.operators import NodeFacts, add_functions, known_values, node, stored, stream
@@ -139,7 +139,7 @@ def packed(graph: onnx.GraphProto, name: str, format: str) -> list[NodeProto]:
         tensors, op_name, attributes = row.tensors, "BlockDequantize", row.attributes
     else:
         element, scale = ELEMENTS[format], np.float32(np.abs(weight).max() / ELEMENTS[format].max)
-        codes = stream(quantize(weight, scale, np.int32(0), element), element.bits)
+        codes = stream(Coding(element).quantize(weight, scale, np.int32(0)), element.bits)
         tensors = {"codes": codes, "scale": scale, "zero_point": np.int32(0), "shape": np.array(weight.shape)}
         op_name, attributes = "PackedDequantize", {"format": format}
     graph.initializer.extend(numpy_helper.from_array(np.asarray(t), f"{name}_{key}") for key, t in tensors.items())

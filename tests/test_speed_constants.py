@@ -19,7 +19,7 @@ from tests.onnx_flow import models
 
 from quark.files.identity import digests_of
 from quark.numerics import array, chunks
-from quark.numerics.affine import Grid, fake_quantize, quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import FORMATS
 from quark.numerics.ggml import GGML
 from quark.numerics.granularity import Channel
@@ -39,8 +39,12 @@ def clipped(folder: Path) -> list[np.ndarray]:
 def codes(folder: Path) -> list[np.ndarray]:
     int8 = FORMATS["int8"]
     steps = np.linspace(0.01, 0.1, 37, dtype=np.float32)
-    whole = [quantize(X, 0.02, 3, int8), quantize(X[:0], 0.02, 3, int8), quantize(X[0, 0], 0.02, 3, int8)]
-    return [*whole, quantize(X, steps, np.zeros(37), int8, Channel(0)), fake_quantize(X, 0.02, 3, int8)]
+    whole = [
+        Coding(int8).quantize(X, 0.02, 3),
+        Coding(int8).quantize(X[:0], 0.02, 3),
+        Coding(int8).quantize(X[0, 0], 0.02, 3),
+    ]
+    return [*whole, Coding(int8, Channel(0)).quantize(X, steps, np.zeros(37)), Coding(int8).fake_quantize(X, 0.02, 3)]
 
 
 def packed(folder: Path) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from quark.algorithms.gptaq import asymmetric_feedback
 from quark.algorithms.gptq import gptq, round_columns
 from quark.algorithms.qronos import largest_eigenvalue, qronos
 from quark.errors import DataError
-from quark.numerics.affine import Grid
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Group
 
@@ -33,7 +33,9 @@ def grid_for(weight: np.ndarray) -> tuple[Columns, np.ndarray]:
     granularity = Group(1, 16)
     tiles = granularity.tile(weight)
     scale, zero = Grid(FORMATS["int4"], narrow=False).parameters(tiles.min(-1), tiles.max(-1))
-    return columns_of(weight, FORMATS["int4"], granularity, scale, zero), granularity.expand(scale, weight.shape)
+    return columns_of(weight, Coding(FORMATS["int4"], granularity), scale, zero), granularity.expand(
+        scale, weight.shape
+    )
 
 
 def error(values: np.ndarray, weight: np.ndarray, x: np.ndarray, other: np.ndarray) -> float:

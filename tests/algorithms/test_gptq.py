@@ -9,7 +9,7 @@ import torch
 from quark.algorithms.columns import Columns, columns_of
 from quark.algorithms.gptq import feedback_of, gptq, loss, round_columns
 from quark.errors import ConfigError, DataError
-from quark.numerics.affine import Grid, fake_quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 
@@ -33,7 +33,7 @@ def scales(
 
 def grid_for(weight: np.ndarray, name: str = "int4", granularity: Granularity | None = None) -> Columns:
     granularity = granularity or Group(1, 32)
-    return columns_of(weight, FORMATS[name], granularity, *scales(weight, name, granularity))
+    return columns_of(weight, Coding(FORMATS[name], granularity), *scales(weight, name, granularity))
 
 
 def paper(weight: np.ndarray, hessian: np.ndarray, step: np.ndarray, damping: float, act_order: bool) -> np.ndarray:
@@ -71,11 +71,11 @@ def test_the_recursion_of_the_paper(block_size: int, act_order: bool) -> None:
 def test_values_lie_on_the_grid_and_beat_rounding(name: str, granularity: Granularity) -> None:
     weight, hessian = problem(1)
     scale, zero = scales(weight, name, granularity, symmetric=name != "uint4")
-    grid = columns_of(weight, FORMATS[name], granularity, scale, zero)
-    nearest = fake_quantize(weight, scale, zero, FORMATS[name], granularity)
+    grid = columns_of(weight, Coding(FORMATS[name], granularity), scale, zero)
+    nearest = Coding(FORMATS[name], granularity).fake_quantize(weight, scale, zero)
     assert np.array_equal(grid.round(weight), nearest)
     tuned = gptq(weight, hessian, grid)
-    assert np.array_equal(fake_quantize(tuned, scale, zero, FORMATS[name], granularity), tuned)
+    assert np.array_equal(Coding(FORMATS[name], granularity).fake_quantize(tuned, scale, zero), tuned)
     assert loss(tuned - weight, hessian).sum() < 0.8 * loss(nearest - weight, hessian).sum()
 
 
@@ -83,7 +83,7 @@ def test_values_lie_on_the_grid_and_beat_rounding(name: str, granularity: Granul
 def test_block_formats(name: str) -> None:
     weight, hessian = problem(2)
     format = FORMATS[name]
-    tuned = gptq(weight, hessian, columns_of(weight, format, Group(-1, format.size)))
+    tuned = gptq(weight, hessian, columns_of(weight, Coding(format, Group(-1, format.size))))
     assert np.array_equal(format.round(tuned), tuned)
     assert loss(tuned - weight, hessian).sum() < loss(format.round(weight) - weight, hessian).sum()
 
@@ -93,7 +93,7 @@ def test_numpy_and_torch_agree(act_order: bool) -> None:
     weight, hessian = problem(3)
     found = gptq(weight, hessian, grid_for(weight), act_order=act_order)
     scale, zero = scales(weight, "int4", Group(1, 32))
-    grid = columns_of(torch.tensor(weight), FORMATS["int4"], Group(1, 32), scale, zero)
+    grid = columns_of(torch.tensor(weight), Coding(FORMATS["int4"], Group(1, 32)), scale, zero)
     other = gptq(torch.tensor(weight), torch.tensor(hessian), grid, act_order=act_order)
     assert np.mean(np.abs(other.numpy() - found) > 1e-6) < 0.01
 
@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="block_size"):
         gptq(weight, hessian, grid, block_size=0)
     with pytest.raises(ConfigError, match="chance"):
-        columns_of(weight, FORMATS["int4"], Tensor(), rounding="stochastic")
+        columns_of(weight, Coding(FORMATS["int4"], Tensor(), "stochastic"))
 
 
 def test_a_singular_hessian_gets_more_damping() -> None:

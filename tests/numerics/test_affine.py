@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quark.errors import ConfigError, DataError
-from quark.numerics.affine import Grid, dequantize, fake_quantize, quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import FORMATS, get_format
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.numerics.rounding import half_even
@@ -73,18 +73,18 @@ def test_zero_is_exact(name, symmetric):
     row = FORMATS[name]
     for lo, hi in ((-0.3, 0.7), (0.2, 0.9), (-5.0, -1.0), (-1e-3, 1e4)):
         scale, zero = Grid(row, symmetric).parameters(lo, hi)
-        assert fake_quantize(np.zeros(3, np.float32), scale, zero, row).tolist() == [0, 0, 0]
+        assert Coding(row).fake_quantize(np.zeros(3, np.float32), scale, zero).tolist() == [0, 0, 0]
 
 
 def test_by_hand():
     x = np.array([-10, -1.26, -0.05, 0.0, 0.05, 0.15, 0.25, 1.27, 10], np.float32)
-    codes = quantize(x, 0.1, 3, INT8)
+    codes = Coding(INT8).quantize(x, 0.1, 3)
     assert codes.dtype == np.int8
     # 0.05/0.1 = 0.5 and 0.25/0.1 = 2.5 are ties in float32; 0.15/0.1 = 1.5 rounds in float32 to 1.5
     assert codes.tolist() == [-97, -10, 3, 3, 3, 5, 5, 16, 103]
-    assert quantize(np.array([1e9, -1e9], np.float32), 0.1, 3, INT8).tolist() == [127, -128]
-    assert quantize(np.array([1e9, -1e9], np.float32), 0.1, 0, INT8, narrow=True).tolist() == [127, -127]
-    assert dequantize(np.array([127, -128], np.int8), 0.5, -28, INT8).tolist() == [77.5, -50.0]
+    assert Coding(INT8).quantize(np.array([1e9, -1e9], np.float32), 0.1, 3).tolist() == [127, -128]
+    assert Coding(INT8, narrow=True).quantize(np.array([1e9, -1e9], np.float32), 0.1, 0).tolist() == [127, -127]
+    assert Coding(INT8).dequantize(np.array([127, -128], np.int8), 0.5, -28).tolist() == [77.5, -50.0]
 
 
 def test_wide_integers_saturate_exactly():
@@ -92,12 +92,12 @@ def test_wide_integers_saturate_exactly():
     x = np.array([3e9, -3e9, np.inf, -np.inf, 5, 2147483520.0], np.float32)
     highest = 2**31 - 1
     expected = [highest, -(2**31), highest, -(2**31), 5, 2147483520]
-    assert quantize(x, 1.0, 0, FORMATS["int32"]).tolist() == expected
-    assert quantize(torch.from_numpy(x), 1.0, 0, FORMATS["int32"]).tolist() == expected
-    assert quantize(np.array([5e9, -1], np.float32), 1.0, 0, FORMATS["uint32"]).tolist() == [2**32 - 1, 0]
-    assert quantize(np.array([7.0], np.float32), 1.0, highest - 3, FORMATS["int32"]).tolist() == [highest]
+    assert Coding(FORMATS["int32"]).quantize(x, 1.0, 0).tolist() == expected
+    assert Coding(FORMATS["int32"]).quantize(torch.from_numpy(x), 1.0, 0).tolist() == expected
+    assert Coding(FORMATS["uint32"]).quantize(np.array([5e9, -1], np.float32), 1.0, 0).tolist() == [2**32 - 1, 0]
+    assert Coding(FORMATS["int32"]).quantize(np.array([7.0], np.float32), 1.0, highest - 3).tolist() == [highest]
     big = np.array([highest], np.int32)
-    assert dequantize(big, 1.0, highest - 3, FORMATS["int32"]).tolist() == [3.0]
+    assert Coding(FORMATS["int32"]).dequantize(big, 1.0, highest - 3).tolist() == [3.0]
 
 
 def test_overflow_of_the_quotient():
@@ -105,19 +105,19 @@ def test_overflow_of_the_quotient():
     tiny = np.float32(1e-40)
     for name in ("int4", "uint4", "int2", "uint2", "int8", "int16", "int32"):
         row = FORMATS[name]
-        found = quantize(np.array([1.0, -1.0], np.float32), tiny, 0, row)
+        found = Coding(row).quantize(np.array([1.0, -1.0], np.float32), tiny, 0)
         assert found.tolist() == [row.max, row.min]
 
 
 def test_nan():
     x = np.array([1.0, np.nan], np.float32)
     with pytest.raises(DataError, match="NaN has no code in int8"):
-        quantize(x, 0.5, 0, INT8)
+        Coding(INT8).quantize(x, 0.5, 0)
     with pytest.raises(DataError, match="NaN"):
-        quantize(torch.from_numpy(x), 0.5, 0, FORMATS["fp4_e2m1"])
-    assert np.isnan(fake_quantize(x, 0.5, 0, INT8)).tolist() == [False, True]
-    stored = quantize(x, 0.5, 0, FORMATS["fp8_e4m3"])
-    assert np.isnan(dequantize(stored, 0.5, 0, FORMATS["fp8_e4m3"])).tolist() == [False, True]
+        Coding(FORMATS["fp4_e2m1"]).quantize(torch.from_numpy(x), 0.5, 0)
+    assert np.isnan(Coding(INT8).fake_quantize(x, 0.5, 0)).tolist() == [False, True]
+    stored = Coding(FORMATS["fp8_e4m3"]).quantize(x, 0.5, 0)
+    assert np.isnan(Coding(FORMATS["fp8_e4m3"]).dequantize(stored, 0.5, 0)).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("name", ["int8", "uint4", "fp8_e4m3", "bfloat16", "mxfp4", "mx6", "bfp16"])
@@ -126,25 +126,25 @@ def test_kinds_of_input(name):
     row = FORMATS[name]
     rng = np.random.default_rng(1)
     base = rng.standard_normal((6, 8, 10)).astype(np.float32)
-    wide = fake_quantize(base, 0.05, 0, row)
+    wide = Coding(row).fake_quantize(base, 0.05, 0)
     for dtype in (np.float16, np.float64, ml_dtypes.bfloat16):
         x = base.astype(dtype)
-        found = fake_quantize(x, 0.05, 0, row)
+        found = Coding(row).fake_quantize(x, 0.05, 0)
         assert found.dtype == dtype
-        np.testing.assert_array_equal(found, fake_quantize(x.astype(np.float32), 0.05, 0, row).astype(dtype))
+        np.testing.assert_array_equal(found, Coding(row).fake_quantize(x.astype(np.float32), 0.05, 0).astype(dtype))
     half = torch.from_numpy(base).bfloat16()
-    found = fake_quantize(half, 0.05, 0, row)
+    found = Coding(row).fake_quantize(half, 0.05, 0)
     assert found.dtype == torch.bfloat16
-    assert torch.equal(found, fake_quantize(half.float(), 0.05, 0, row).bfloat16())
+    assert torch.equal(found, Coding(row).fake_quantize(half.float(), 0.05, 0).bfloat16())
     strided = np.ascontiguousarray(base.transpose(2, 0, 1)).transpose(1, 2, 0)
     assert not strided.flags.c_contiguous
-    np.testing.assert_array_equal(fake_quantize(strided, 0.05, 0, row), wide)
-    np.testing.assert_array_equal(fake_quantize(torch.from_numpy(strided), 0.05, 0, row).numpy(), wide)
-    np.testing.assert_array_equal(fake_quantize(base[::2, :, ::-1][..., ::-1], 0.05, 0, row), wide[::2])
-    assert fake_quantize(np.zeros((0, 4), np.float32), 0.05, 0, row).shape == (0, 4)
-    assert fake_quantize(torch.zeros(3, 0), 0.05, 0, row).shape == (3, 0)
-    assert fake_quantize(np.float32(1.0), 0.05, 0, row).shape == ()
-    assert fake_quantize(torch.tensor(1.0), 0.05, 0, row).shape == ()
+    np.testing.assert_array_equal(Coding(row).fake_quantize(strided, 0.05, 0), wide)
+    np.testing.assert_array_equal(Coding(row).fake_quantize(torch.from_numpy(strided), 0.05, 0).numpy(), wide)
+    np.testing.assert_array_equal(Coding(row).fake_quantize(base[::2, :, ::-1][..., ::-1], 0.05, 0), wide[::2])
+    assert Coding(row).fake_quantize(np.zeros((0, 4), np.float32), 0.05, 0).shape == (0, 4)
+    assert Coding(row).fake_quantize(torch.zeros(3, 0), 0.05, 0).shape == (3, 0)
+    assert Coding(row).fake_quantize(np.float32(1.0), 0.05, 0).shape == ()
+    assert Coding(row).fake_quantize(torch.tensor(1.0), 0.05, 0).shape == ()
 
 
 def test_inputs_are_left_alone():
@@ -153,8 +153,8 @@ def test_inputs_are_left_alone():
     before = x.copy()
     for row in FORMATS.values():
         for rounding in ("half_even", "half_away", "floor", "stochastic"):
-            fake_quantize(x, 1.0, 0, row, rounding=rounding)
-            result = fake_quantize(tensor, 1.0, 0, row, rounding=rounding)
+            Coding(row, rounding=rounding).fake_quantize(x, 1.0, 0)
+            result = Coding(row, rounding=rounding).fake_quantize(tensor, 1.0, 0)
             assert not result.requires_grad
     np.testing.assert_array_equal(x, before)
     np.testing.assert_array_equal(tensor.detach().numpy(), before)
@@ -171,10 +171,12 @@ def test_granularity_equals_expanded_parameters(granularity, rows):
     zero = rng.integers(-20, 20, shape).astype(np.int32)
     wide_scale, wide_zero = granularity.expand(scale, x.shape), granularity.expand(zero, x.shape)
     expected = np.clip(np.rint(x / wide_scale) + wide_zero, -128, 127)
-    np.testing.assert_array_equal(quantize(x, scale, zero, INT8, granularity), expected)
+    np.testing.assert_array_equal(Coding(INT8, granularity).quantize(x, scale, zero), expected)
     values = ((expected - wide_zero) * wide_scale).astype(np.float32)
-    np.testing.assert_array_equal(fake_quantize(x, scale, zero, INT8, granularity), values)
-    on_torch = fake_quantize(torch.from_numpy(x), torch.from_numpy(scale), torch.from_numpy(zero), INT8, granularity)
+    np.testing.assert_array_equal(Coding(INT8, granularity).fake_quantize(x, scale, zero), values)
+    on_torch = Coding(INT8, granularity).fake_quantize(
+        torch.from_numpy(x), torch.from_numpy(scale), torch.from_numpy(zero)
+    )
     np.testing.assert_array_equal(on_torch.numpy(), values)
 
 
@@ -221,19 +223,19 @@ def test_how_values_lie_in_memory_changes_nothing(row):
     """Strided, reversed, transposed, read-only, broadcast and bfloat16 arrays of NumPy and torch."""
     x = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)
     scale, zero = Grid(row).parameters(-3.0, 3.0)
-    expected = fake_quantize(x, scale, zero, row)
+    expected = Coding(row).fake_quantize(x, scale, zero)
     frozen = x.copy()
     frozen.flags.writeable = False
     laid = [np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], x[::-1, ::-1].copy()[::-1, ::-1], frozen]
     laid += [torch.from_numpy(x.T.copy()).T, torch.nn.Parameter(torch.from_numpy(x))]
     for one in laid:
-        np.testing.assert_array_equal(np.asarray(fake_quantize(one, scale, zero, row)), expected)
-    wide = fake_quantize(np.broadcast_to(x[:1], (6, 64)), scale, zero, row)
-    np.testing.assert_array_equal(wide, np.broadcast_to(fake_quantize(x[:1], scale, zero, row), (6, 64)))
+        np.testing.assert_array_equal(np.asarray(Coding(row).fake_quantize(one, scale, zero)), expected)
+    wide = Coding(row).fake_quantize(np.broadcast_to(x[:1], (6, 64)), scale, zero)
+    np.testing.assert_array_equal(wide, np.broadcast_to(Coding(row).fake_quantize(x[:1], scale, zero), (6, 64)))
     half = x.astype(ml_dtypes.bfloat16)
-    found = fake_quantize(half, scale, zero, row)
+    found = Coding(row).fake_quantize(half, scale, zero)
     assert found.dtype == half.dtype
-    rounded = fake_quantize(half.astype(np.float32), scale, zero, row).astype(half.dtype)
+    rounded = Coding(row).fake_quantize(half.astype(np.float32), scale, zero).astype(half.dtype)
     np.testing.assert_array_equal(found.astype(np.float32), rounded.astype(np.float32))
 
 
@@ -241,9 +243,9 @@ def test_how_values_lie_in_memory_changes_nothing(row):
 def test_more_than_two_to_the_31_values():
     """2.2e9 values that share one row in memory; the codes take 2.2 GB."""
     row = np.linspace(-2, 2, 32768, dtype=np.float32)
-    codes = quantize(np.broadcast_to(row, (67000, 32768)), 0.01, 0, FORMATS["int8"])
+    codes = Coding(FORMATS["int8"]).quantize(np.broadcast_to(row, (67000, 32768)), 0.01, 0)
     assert codes.shape == (67000, 32768)
-    expected = quantize(row, 0.01, 0, FORMATS["int8"])
+    expected = Coding(FORMATS["int8"]).quantize(row, 0.01, 0)
     for index in (0, 65535, 65536, 66999):
         np.testing.assert_array_equal(codes[index], expected)
 
@@ -256,18 +258,15 @@ def test_products_of_int4_and_fp8_scales_are_rounded_as_kernels_do(largest):
     grid = Grid(get_format("int4"), narrow=False, scale_rule="e4m3_of_row")
     top = np.abs(x.reshape(8, 8, 32)).max(-1)
     scale, zero_point = grid.parameters(-top, top)
-    how = scale, zero_point, Group(-1, 32), "half_even", False
-    found = grid.fake_quantize(x, *how)
-    codes = quantize(x, scale, zero_point, grid.format, Group(-1, 32))
-    np.testing.assert_array_equal(
-        found, dequantize(codes, scale, zero_point, grid.format, Group(-1, 32), "e4m3_of_row")
-    )
-    np.testing.assert_array_equal(found, grid.fake_quantize(found, *how))
-    np.testing.assert_array_equal(grid.fake_quantize(torch.from_numpy(x), *how).numpy(), found)
+    coding, how = Coding(grid.format, Group(-1, 32), scale_rule="e4m3_of_row"), (scale, zero_point)
+    found, codes = coding.fake_quantize(x, *how), coding.quantize(x, *how)
+    np.testing.assert_array_equal(found, coding.dequantize(codes, *how))
+    np.testing.assert_array_equal(found, coding.fake_quantize(found, *how))
+    np.testing.assert_array_equal(coding.fake_quantize(torch.from_numpy(x), *how).numpy(), found)
     fp8 = ml_dtypes.float8_e4m3fn
     factor = np.maximum(scale.max(-1, keepdims=True) / np.float32(448), np.float32(1 / (448 * 512)))
     eighths = ((scale / factor).astype(fp8).astype(np.float32) / 8).astype(fp8).astype(np.float32)
     made = (eighths.repeat(32, -1) * codes.astype(np.float32)).astype(fp8).astype(np.float32) * (8 * factor)
     np.testing.assert_array_equal(found, made) if largest > 0.1 else np.testing.assert_allclose(found, made, rtol=3e-7)
-    plain = dequantize(codes, scale, zero_point, grid.format, Group(-1, 32))
+    plain = Coding(grid.format, Group(-1, 32)).dequantize(codes, scale, zero_point)
     assert 0.03 < np.abs(found[codes != 0] / plain[codes != 0] - 1).max() < 0.07

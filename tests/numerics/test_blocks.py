@@ -9,7 +9,7 @@ import pytest
 from tests.operators.amd_operators import bfp_block, bfp_quantize_dequantize, mx_quantize_dequantize
 
 from quark.errors import ConfigError, DataError
-from quark.numerics.affine import Grid, dequantize, fake_quantize, quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Group
@@ -80,11 +80,11 @@ def test_nvfp4_by_hand():
     x[0, 0], x[1, :3] = 2688.0, (6.3, 3.0, 0.4)
     above, _ = Grid(FORMATS["nvfp4"]).parameters(x.min(), x.max())
     assert above == 1.0
-    stored = quantize(x, above, 0, FORMATS["nvfp4"])
+    stored = Coding(FORMATS["nvfp4"]).quantize(x, above, 0)
     assert stored.scale.tolist() == [[0x7E], [0x38]]  # 448, and 1.05 -> 1
     assert stored.codes[1, :3].tolist() == [7, 5, 1]
-    assert fake_quantize(x, above, 0, FORMATS["nvfp4"])[1, :3].tolist() == [6, 3, 0.5]
-    np.testing.assert_array_equal(BLOCKS["nvfp4"].round(x), fake_quantize(x, above, 0, FORMATS["nvfp4"]))
+    assert Coding(FORMATS["nvfp4"]).fake_quantize(x, above, 0)[1, :3].tolist() == [6, 3, 0.5]
+    np.testing.assert_array_equal(BLOCKS["nvfp4"].round(x), Coding(FORMATS["nvfp4"]).fake_quantize(x, above, 0))
 
 
 def test_a_small_block_of_nvfp4_keeps_a_scale():
@@ -112,10 +112,10 @@ def test_axes_and_storage(name, shape, axis):
     np.testing.assert_array_equal(found, np.moveaxis(block.round(last), -1, axis))
     np.testing.assert_array_equal(block.round(torch.from_numpy(x), axis).numpy(), found)
     above = Grid(block).parameters(x.min(), x.max())[0]
-    stored = quantize(x, above, 0, block, Group(axis, block.size))
+    stored = Coding(block, Group(axis, block.size)).quantize(x, above, 0)
     assert stored.codes.shape == x.shape and stored.codes.dtype == block.code_dtype
     assert stored.scale.shape == Group(axis, block.size).parameter_shape(shape)
-    np.testing.assert_array_equal(dequantize(stored, above, 0, block, Group(axis, block.size)), found)
+    np.testing.assert_array_equal(Coding(block, Group(axis, block.size)).dequantize(stored, above, 0), found)
 
 
 def test_padding_changes_nothing():

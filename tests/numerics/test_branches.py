@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quark.numerics import array, granularity
-from quark.numerics.affine import quantize
+from quark.numerics.affine import Coding
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import ELEMENTS, Float, Int
 from quark.numerics.formats import FORMATS
@@ -100,7 +100,7 @@ def test_questions_about_arrays(made: Callable[[Any], Any]) -> None:
         assert array.reaches(made(np.array(values, np.int32)), limit) is reached
     nothing = made(np.zeros((0, 4), np.float32))
     for name in ("fp8_e5m2", "fp8_e4m3", "int8", "fp4_e2m1"):
-        assert tuple(quantize(nothing, 1.0, 0, FORMATS[name]).shape) == (0, 4)
+        assert tuple(Coding(FORMATS[name]).quantize(nothing, 1.0, 0).shape) == (0, 4)
     assert array.maybe(made(np.array([False, True]))) and not array.maybe(made(np.array([False, False])))
     plain = made(np.ones((2, 2), np.float32))
     assert array.shares_memory(plain) is (made is not np.asarray)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quark.numerics.affine import Grid, dequantize, fake_quantize, quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import FORMATS, Float, Int
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 
@@ -43,14 +43,16 @@ def test_integers(vectors):
         number = ~np.isnan(x)  # the code of a NaN is implementation defined; here it is refused
         x = np.where(number, x, 0)
         expected = np.where(number, right_codes(case, row, x, granularity.expand(scale, x.shape), codes), 0)
-        found = np.where(number, quantize(x, scale, zero, row, granularity), 0)
+        found = np.where(number, Coding(row, granularity).quantize(x, scale, zero), 0)
         np.testing.assert_array_equal(found, expected, err_msg=str(case))
-        on_torch = quantize(torch.from_numpy(x), torch.from_numpy(scale), torch.from_numpy(zero), row, granularity)
+        on_torch = Coding(row, granularity).quantize(
+            torch.from_numpy(x), torch.from_numpy(scale), torch.from_numpy(zero)
+        )
         np.testing.assert_array_equal(np.where(number, on_torch.numpy(), 0), expected, err_msg=str(case))
-        values = dequantize(codes.astype(row.code_dtype), scale, zero, row, granularity)
+        values = Coding(row, granularity).dequantize(codes.astype(row.code_dtype), scale, zero)
         np.testing.assert_array_equal(values, y, err_msg=str(case))
         right = number & (expected == np.where(number, codes, 0))
-        fake = fake_quantize(x, scale, zero, row, granularity)
+        fake = Coding(row, granularity).fake_quantize(x, scale, zero)
         np.testing.assert_array_equal(fake[right], y[right], err_msg=str(case))
 
 
@@ -63,12 +65,12 @@ def test_float8(vectors):
         assert isinstance(row, Float)
         row = replace(row, saturates=bool(case["saturate"]))
         x, scale, codes, y = (arrays[f"{case['case']}.{k}"] for k in ("x", "scale", "code", "y"))
-        found = fake_quantize(x, scale, 0, row, granularity_of(case))
+        found = Coding(row, granularity_of(case)).fake_quantize(x, scale, 0)
         # ONNX Runtime gives NaN where e5m2 without saturation rounds just past 57344; the format has an infinity.
         wrong = np.isnan(y) & ~np.isnan(x) & row.has_infinity
         np.testing.assert_array_equal(found[~wrong], y[~wrong], err_msg=str(case))
         assert np.isinf(found[wrong]).all()
-        stored = dequantize(quantize(x, scale, 0, row, granularity_of(case)), 1.0, 0, row)
+        stored = Coding(row).dequantize(Coding(row, granularity_of(case)).quantize(x, scale, 0), 1.0, 0)
         np.testing.assert_array_equal(stored[~wrong], codes[~wrong], err_msg=str(case))  # codes: kept as their values
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.operators.amd_operators import bfp_quantize_dequantize, mx_quantize_dequantize
 
-from quark.numerics.affine import Grid, fake_quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.blocks import BLOCKS, Block
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Group
@@ -88,7 +88,7 @@ def torch_peer(name: str, x: np.ndarray) -> np.ndarray:
         row, group = FORMATS["fp4_e2m1" if kind == "fp4" else kind], Group(-1, 32)
         tiles = group.tile(x)
         scale, zero = Grid(row).parameters(tiles.min(-1), tiles.max(-1))
-        return fake_quantize(x, scale, zero, row, group)
+        return Coding(row, group).fake_quantize(x, scale, zero)
     if kind == "bfp16":
         return replace(BLOCKS["bfp16"], carry=True, narrow=False).round(x)
     if kind in ("mx6", "mx9"):

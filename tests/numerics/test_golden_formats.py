@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from quark.numerics.affine import dequantize, quantize
+from quark.numerics.affine import Coding
 from quark.numerics.formats import FORMATS, Float
 
 torch = pytest.importorskip("torch")
@@ -54,10 +54,10 @@ def test_overflowing_cast(vectors, name):
     row = with_saturation(name, False)
     np.testing.assert_array_equal(bits(row.round(x)), bits(expected))
     np.testing.assert_array_equal(bits(row.round(torch.from_numpy(x)).numpy()), bits(expected))
-    codes = quantize(x, 1.0, 0, row)
+    codes = Coding(row).quantize(x, 1.0, 0)
     sign_of_nan = np.isnan(x) | (np.isnan(expected) & np.isinf(x))  # a NaN has no sign worth a test
     assert np.array_equal(codes[~sign_of_nan], arrays[f"{name}.code"][~sign_of_nan])
-    np.testing.assert_array_equal(bits(dequantize(codes, 1.0, 0, row)), bits(expected))
+    np.testing.assert_array_equal(bits(Coding(row).dequantize(codes, 1.0, 0)), bits(expected))
 
 
 @pytest.mark.parametrize("name", ["e3m2", "e2m3", "e2m1"])
@@ -65,8 +65,10 @@ def test_codes_of_formats_without_nan(vectors, name):
     arrays, _ = vectors("formats.npz")
     number = ~np.isnan(arrays["input"])  # ml_dtypes turns NaN into -0 here; `quantize` refuses it
     x, row = arrays["input"][number], FORMATS[NAMES[name]]
-    np.testing.assert_array_equal(quantize(x, 1.0, 0, row), arrays[f"{name}.code"][number])
-    np.testing.assert_array_equal(quantize(torch.from_numpy(x), 1.0, 0, row).numpy(), arrays[f"{name}.code"][number])
+    np.testing.assert_array_equal(Coding(row).quantize(x, 1.0, 0), arrays[f"{name}.code"][number])
+    np.testing.assert_array_equal(
+        Coding(row).quantize(torch.from_numpy(x), 1.0, 0).numpy(), arrays[f"{name}.code"][number]
+    )
 
 
 def test_e8m0(vectors):
@@ -76,7 +78,7 @@ def test_e8m0(vectors):
     wrong = (x > 2.0**-127) & (x < 1.5 * 2.0**-127)
     expected = np.where(wrong, np.float32(2.0**-127), arrays["e8m0.value"])
     np.testing.assert_array_equal(bits(row.round(x)), bits(expected))
-    np.testing.assert_array_equal(quantize(x, 1.0, 0, row), np.where(wrong, 0, arrays["e8m0.code"]))
+    np.testing.assert_array_equal(Coding(row).quantize(x, 1.0, 0), np.where(wrong, 0, arrays["e8m0.code"]))
 
 
 def test_e5m3(vectors):
@@ -105,8 +107,8 @@ def test_every_code_decodes_as_in_ml_dtypes(row):
     dtype = np.dtype(getattr(ml_dtypes, row.ml_dtype, row.ml_dtype))
     with np.errstate(invalid="ignore"):
         expected = codes.view(dtype).astype(np.float32)
-    np.testing.assert_array_equal(bits(dequantize(codes, 1.0, 0, row)), bits(expected))
-    np.testing.assert_array_equal(bits(dequantize(torch.from_numpy(codes), 1.0, 0, row).numpy()), bits(expected))
+    np.testing.assert_array_equal(bits(Coding(row).dequantize(codes, 1.0, 0)), bits(expected))
+    np.testing.assert_array_equal(bits(Coding(row).dequantize(torch.from_numpy(codes), 1.0, 0).numpy()), bits(expected))
 
 
 @pytest.mark.parametrize("row", WITH_ML_DTYPE, ids=lambda r: r.name)

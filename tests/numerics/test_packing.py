@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark.errors import ConfigError
-from quark.numerics.affine import dequantize, quantize
+from quark.numerics.affine import Coding
 from quark.numerics.formats import FORMATS
 from quark.numerics.packing import AWQ_ORDER, halves, pack, unpack
 
@@ -27,9 +27,9 @@ def test_worked_examples():
     assert pack(np.arange(8), 4, order=AWQ_ORDER, word=4).view("<u4")[0] == 0x75316420
     assert pack(np.array([-8, 7, -1]), 4).tobytes().hex() == "780f"
     e2m3, e3m2 = FORMATS["fp6_e2m3"], FORMATS["fp6_e3m2"]
-    assert pack(quantize([0.125, 1, 7.5, -7.5], 1, 0, e2m3), 6).tobytes().hex() == "01f2fd"
-    assert pack(quantize([0.0625, 1, 28, -28], 1, 0, e3m2), 6).tobytes().hex() == "01f3fd"
-    fp4 = quantize([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -6], 1, 0, FORMATS["fp4_e2m1"])
+    assert pack(Coding(e2m3).quantize([0.125, 1, 7.5, -7.5], 1, 0), 6).tobytes().hex() == "01f2fd"
+    assert pack(Coding(e3m2).quantize([0.0625, 1, 28, -28], 1, 0), 6).tobytes().hex() == "01f3fd"
+    fp4 = Coding(FORMATS["fp4_e2m1"]).quantize([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -6], 1, 0)
     assert pack(fp4, 4).tobytes().hex() == "10325476f9"
 
 
@@ -54,7 +54,7 @@ def test_layouts_of_the_peer(golden):
             continue  # one value per byte or per int32: nothing is packed
         values = np.array(case["values"])
         row = FORMATS["fp4_e2m1" if case["dtype"] == "fp4" else case["dtype"]]
-        codes = quantize(values.astype(np.float32), 1.0, 0, row)
+        codes = Coding(row).quantize(values.astype(np.float32), 1.0, 0)
         transposed = case["qscheme"] == "per_group" and case["dtype"] in ("int4", "uint4", "uint2")
         codes = codes.T if transposed else codes
         packed, back = packed_by(case, codes)
@@ -66,7 +66,7 @@ def test_layouts_of_the_peer(golden):
 
 def test_e8m0_bytes(golden):
     rule = json.loads((golden / "packing.json").read_text())["e8m0"]
-    np.testing.assert_array_equal(quantize(np.array(rule["scales"]), 1.0, 0, FORMATS["e8m0"]), rule["bytes"])
+    np.testing.assert_array_equal(Coding(FORMATS["e8m0"]).quantize(np.array(rule["scales"]), 1.0, 0), rule["bytes"])
 
 
 def gguf(golden, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -80,8 +80,8 @@ def test_gguf_mxfp4(golden):
     rows, values = gguf(golden, "MXFP4")
     blocks = rows.reshape(len(rows), -1, 17)
     codes = unpack(blocks[..., 1:], 4, 32, order=halves(32))
-    scale = dequantize(blocks[..., :1], 1.0, 0, FORMATS["e8m0"])
-    found = dequantize(codes, 1.0, 0, FORMATS["fp4_e2m1"]) * scale
+    scale = Coding(FORMATS["e8m0"]).dequantize(blocks[..., :1], 1.0, 0)
+    found = Coding(FORMATS["fp4_e2m1"]).dequantize(codes, 1.0, 0) * scale
     np.testing.assert_array_equal(found.reshape(values.shape), values)
     np.testing.assert_array_equal(pack(codes, 4, order=halves(32)), blocks[..., 1:])
 
@@ -99,7 +99,7 @@ def test_gguf_q4_0(golden):
 
 def test_gguf_bfloat16(golden):
     rows, values = gguf(golden, "BF16")
-    np.testing.assert_array_equal(dequantize(rows.view("<u2"), 1.0, 0, FORMATS["bfloat16"]), values)
+    np.testing.assert_array_equal(Coding(FORMATS["bfloat16"]).dequantize(rows.view("<u2"), 1.0, 0), values)
 
 
 @given(

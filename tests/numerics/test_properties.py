@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from quark.errors import DataError
-from quark.numerics.affine import dequantize, fake_quantize, quantize
+from quark.numerics.affine import Coding
 from quark.numerics.formats import FORMATS, Block, Power
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
 from quark.numerics.packing import pack, unpack
@@ -57,8 +57,8 @@ def bits(x: np.ndarray) -> np.ndarray:
 @given(x=numbers, rounding=st.sampled_from(NEAREST), seed=st.integers(0, 99))
 def test_idempotent(row, x, rounding, seed):
     scale, zero = scale_for(row, seed), zero_point(row, seed)
-    once = fake_quantize(x, scale, zero, row, rounding=rounding)
-    np.testing.assert_array_equal(fake_quantize(once, scale, zero, row, rounding=rounding), once)
+    once = Coding(row, rounding=rounding).fake_quantize(x, scale, zero)
+    np.testing.assert_array_equal(Coding(row, rounding=rounding).fake_quantize(once, scale, zero), once)
 
 
 @named(ELEMENTS)
@@ -66,7 +66,7 @@ def test_idempotent(row, x, rounding, seed):
 @given(x=numbers, rounding=st.sampled_from([*NEAREST, "floor", "toward_zero"]), seed=st.integers(0, 99))
 def test_monotone(row, x, rounding, seed):
     x = np.sort(np.abs(x) + np.float32(1e-3) if isinstance(row, Power) else x)
-    found = fake_quantize(x, scale_for(row, seed), zero_point(row, seed), row, rounding=rounding)
+    found = Coding(row, rounding=rounding).fake_quantize(x, scale_for(row, seed), zero_point(row, seed))
     assert (found[1:] >= found[:-1]).all()
 
 
@@ -78,10 +78,10 @@ def test_nearest(row, x, scale, rounding):
     codes = np.arange(1 << row.bits).astype(row.code_dtype)
     if row.has_zero_point:
         codes = np.arange(row.min, row.max + 1).astype(row.code_dtype)
-    values = dequantize(codes, scale, 0, row).astype(np.float64)
+    values = Coding(row).dequantize(codes, scale, 0).astype(np.float64)
     values = np.unique(values[np.isfinite(values)])
     x = np.clip(x, values[0], values[-1])
-    found = fake_quantize(x, scale, 0, row, rounding=rounding).astype(np.float64)
+    found = Coding(row, rounding=rounding).fake_quantize(x, scale, 0).astype(np.float64)
     at = np.clip(np.searchsorted(values, x.astype(np.float64)), 1, len(values) - 1)
     best = np.minimum(np.abs(values[at] - x), np.abs(values[at - 1] - x))
     np.testing.assert_array_equal(np.abs(found - x), best)
@@ -93,8 +93,8 @@ def test_nearest(row, x, scale, rounding):
 @given(x=numbers, rounding=st.sampled_from(["half_even", "half_away", "toward_zero"]), seed=st.integers(0, 99))
 def test_symmetric(row, x, rounding, seed):
     scale = scale_for(row, seed)
-    positive = fake_quantize(x, scale, 0, row, rounding=rounding, narrow=True)
-    np.testing.assert_array_equal(fake_quantize(-x, scale, 0, row, rounding=rounding, narrow=True), -positive)
+    positive = Coding(row, rounding=rounding, narrow=True).fake_quantize(x, scale, 0)
+    np.testing.assert_array_equal(Coding(row, rounding=rounding, narrow=True).fake_quantize(-x, scale, 0), -positive)
 
 
 @pytest.mark.usefixtures("torch_path")
@@ -108,9 +108,9 @@ def test_numpy_equals_torch(row, x, rounding, granularity, seed):
     zero = np.asarray(zero_point(row, seed) + np.zeros(shape, np.int64))
     if isinstance(row, Block):
         scale, zero = 0.25, 0
-    found = fake_quantize(x, scale, zero, row, granularity, rounding)
+    found = Coding(row, granularity, rounding).fake_quantize(x, scale, zero)
     tensors = (torch.from_numpy(np.ascontiguousarray(v)) if np.ndim(v) else v for v in (x, scale, zero))
-    np.testing.assert_array_equal(bits(fake_quantize(*tensors, row, granularity, rounding).numpy()), bits(found))
+    np.testing.assert_array_equal(bits(Coding(row, granularity, rounding).fake_quantize(*tensors).numpy()), bits(found))
 
 
 @pytest.mark.usefixtures("torch_path")
@@ -127,11 +127,11 @@ def test_codes_give_the_same_values(row, x, rounding, granularity, seed):
     zero = np.asarray(zero_point(row, seed) + np.zeros(shape, np.int64))
     if isinstance(row, Block):
         scale, zero = 0.25, 0
-    codes = quantize(x, scale, zero, row, granularity, rounding)
-    values = dequantize(codes, scale, zero, row, granularity)
-    np.testing.assert_array_equal(values, fake_quantize(x, scale, zero, row, granularity, rounding))
+    codes = Coding(row, granularity, rounding).quantize(x, scale, zero)
+    values = Coding(row, granularity).dequantize(codes, scale, zero)
+    np.testing.assert_array_equal(values, Coding(row, granularity, rounding).fake_quantize(x, scale, zero))
     try:
-        on_torch = quantize(torch.from_numpy(x), scale, zero, row, granularity, rounding)
+        on_torch = Coding(row, granularity, rounding).quantize(torch.from_numpy(x), scale, zero)
     except DataError:
         pytest.fail("torch refuses what NumPy takes")
     for ours, theirs in zip(codes, on_torch, strict=True) if isinstance(row, Block) else [(codes, on_torch)]:
@@ -142,7 +142,7 @@ def test_codes_give_the_same_values(row, x, rounding, granularity, seed):
 @few
 @given(x=numbers, first=st.sampled_from(["low", "high"]))
 def test_packed_codes_come_back(row, x, first):
-    codes = quantize(x, 0.5, 0, row)
+    codes = Coding(row).quantize(x, 0.5, 0)
     packed = pack(codes, row.bits, first)
     assert packed.nbytes == -(-x.size * row.bits // 8)
     back = unpack(packed, row.bits, x.size, first, signed=row.code_dtype.startswith("int"))
@@ -182,10 +182,12 @@ def test_the_path_of_a_gpu(row, monkeypatch):
     x = hard_values()
     monkeypatch.setattr("quark.numerics.array.on_gpu", lambda x: isinstance(x, torch.Tensor))
     for rounding in ROUNDINGS:
-        found = fake_quantize(torch.from_numpy(x), 0.25, 0, row, rounding=rounding)
-        np.testing.assert_array_equal(bits(found.numpy()), bits(fake_quantize(x, 0.25, 0, row, rounding=rounding)))
+        found = Coding(row, rounding=rounding).fake_quantize(torch.from_numpy(x), 0.25, 0)
+        np.testing.assert_array_equal(
+            bits(found.numpy()), bits(Coding(row, rounding=rounding).fake_quantize(x, 0.25, 0))
+        )
     finite = x[4:]
-    on_torch, expected = (quantize(v, 0.25, 0, row) for v in (torch.from_numpy(finite), finite))
+    on_torch, expected = (Coding(row).quantize(v, 0.25, 0) for v in (torch.from_numpy(finite), finite))
     for ours, theirs in zip(expected, on_torch, strict=True) if isinstance(row, Block) else [(expected, on_torch)]:
         np.testing.assert_array_equal(ours, theirs)
 
@@ -197,10 +199,12 @@ def test_gpu_equals_numpy(row, rounding):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     x = hard_values()
-    on_gpu = fake_quantize(torch.from_numpy(x).cuda(), 0.25, 0, row, rounding=rounding)
-    np.testing.assert_array_equal(bits(on_gpu.cpu().numpy()), bits(fake_quantize(x, 0.25, 0, row, rounding=rounding)))
+    on_gpu = Coding(row, rounding=rounding).fake_quantize(torch.from_numpy(x).cuda(), 0.25, 0)
+    np.testing.assert_array_equal(
+        bits(on_gpu.cpu().numpy()), bits(Coding(row, rounding=rounding).fake_quantize(x, 0.25, 0))
+    )
     x = np.where(np.isfinite(x), x, np.float32(2))
-    codes, expected = (quantize(v, 0.25, 0, row, rounding=rounding) for v in (torch.from_numpy(x).cuda(), x))
+    codes, expected = (Coding(row, rounding=rounding).quantize(v, 0.25, 0) for v in (torch.from_numpy(x).cuda(), x))
     for ours, theirs in zip(expected, codes, strict=True) if isinstance(row, Block) else [(expected, codes)]:
         np.testing.assert_array_equal(ours, theirs if theirs is None else theirs.cpu().numpy())
 
@@ -215,5 +219,7 @@ def test_gpu_equals_numpy_for_every_granularity(row, granularity):
     shape = granularity.parameter_shape(x.shape)
     scale = (2.0 ** np.random.default_rng(1).uniform(-6, 2, shape)).astype(np.float32)
     zero = np.asarray(zero_point(row, 3) + np.zeros(shape, np.int64))
-    on_gpu = fake_quantize(*(torch.from_numpy(v).cuda() for v in (x, scale, zero)), row, granularity)
-    np.testing.assert_array_equal(bits(on_gpu.cpu().numpy()), bits(fake_quantize(x, scale, zero, row, granularity)))
+    on_gpu = Coding(row, granularity).fake_quantize(*(torch.from_numpy(v).cuda() for v in (x, scale, zero)))
+    np.testing.assert_array_equal(
+        bits(on_gpu.cpu().numpy()), bits(Coding(row, granularity).fake_quantize(x, scale, zero))
+    )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from quark.config.tensor import TensorSpec
-from quark.numerics.affine import Grid, fake_quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Tensor
 from quark.observers import SEARCHES
@@ -121,7 +121,7 @@ def defined(name: str, percentile: float) -> tuple[float, float]:
 def error(name: str, span: tuple[float, float], target: Grid, power: int = 2) -> float:
     x = stored()[1][name]
     scale, zero_point = target.parameters(min(span), max(span))
-    off = np.abs(x - fake_quantize(x, scale, zero_point, target.format))
+    off = np.abs(x - Coding(target.format).fake_quantize(x, scale, zero_point))
     return float(np.mean(off.astype(np.float64) ** power))
 
 
@@ -166,7 +166,7 @@ def test_power_of_two_scales_are_those_of_the_reference_or_better(name: str, lab
         assert zero_point == oracle["x"]["zero_point"]
         return
     x = stored()[1][name]
-    theirs = fake_quantize(x, np.float32(oracle["x"]["scale"]), oracle["x"]["zero_point"], target.format)
+    theirs = Coding(target.format).fake_quantize(x, np.float32(oracle["x"]["scale"]), oracle["x"]["zero_point"])
     assert error(name, span, target) < float(np.mean((x - theirs).astype(np.float64) ** 2))
     assert "MostCommon" in label or POWER_OF_TWO[label] == name, "the reference is right here"
 
@@ -227,7 +227,11 @@ def test_weights_are_quantized_like_the_reference_or_better(name: str, label: st
     if np.allclose(ours[0], theirs[0], rtol=1e-6, atol=0) and np.array_equal(ours[1], theirs[1]):
         return
     errors = [
-        float(np.square(values - fake_quantize(values, *pair, spec.grid.format, spec.granularity), dtype="f8").mean())
+        float(
+            np.square(
+                values - Coding(spec.grid.format, spec.granularity).fake_quantize(values, *pair), dtype="f8"
+            ).mean()
+        )
         for pair in (ours, theirs)
     ]
     if "NonOverflow" in label:  # ours differs where the nearest power of two overflows, and only there

@@ -7,7 +7,7 @@ import pytest
 from tests.pairs import pairs
 
 from quark.errors import ConfigError
-from quark.numerics.affine import Grid, fake_quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import get_format
 from quark.observers import SEARCHES, Histogram, mse
 from quark.observers.mse import search_rows
@@ -59,7 +59,7 @@ def find(x: np.ndarray, grid: Grid, method: str, **settings: object) -> tuple[fl
 
 def error(x: np.ndarray, span: tuple[float, float], grid: Grid, power: int = 2) -> float:
     scale, zero_point = grid.parameters(*span)
-    off = np.abs(x - fake_quantize(x, scale, zero_point, grid.format))
+    off = np.abs(x - Coding(grid.format).fake_quantize(x, scale, zero_point))
     return float(np.mean(off.astype(np.float64) ** power))
 
 
@@ -129,7 +129,7 @@ def test_mse_takes_the_best_power_of_two(kind: str, name: str) -> None:
     full, zero_point = grid.parameters(-widest, widest)[0], grid.format.middle
     errors = {}
     for k in range(-1, 9):
-        quantized = fake_quantize(x, full / np.float32(2**k), zero_point, grid.format)
+        quantized = Coding(grid.format).fake_quantize(x, full / np.float32(2**k), zero_point)
         errors[float(full) / 2**k] = float(np.mean((x - quantized).astype(np.float64) ** 2))
     scale = float(grid.parameters(*find(x, grid, "mse"))[0])
     assert errors[scale] <= 1.01 * min(errors.values())

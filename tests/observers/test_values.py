@@ -9,7 +9,7 @@ import pytest
 from tests.observers.test_golden import GOLDEN, NAMES, TYPES, grid, stored
 
 from quark.errors import ConfigError
-from quark.numerics.affine import Grid, fake_quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import get_format
 from quark.observers import SEARCHES, Histogram, Memory, Values, mse
 
@@ -63,7 +63,7 @@ def test_bins_are_remembered_and_rounded_up() -> None:
 
 def error(x: np.ndarray, span: tuple[float, float], target: object) -> float:
     scale, zero_point = target.parameters(*span)
-    return float(np.mean((x - fake_quantize(x, scale, zero_point, target.format)).astype(np.float64) ** 2))
+    return float(np.mean((x - Coding(target.format).fake_quantize(x, scale, zero_point)).astype(np.float64) ** 2))
 
 
 @pytest.mark.parametrize("kind", TYPES)

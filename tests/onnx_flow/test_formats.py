@@ -21,7 +21,7 @@ from quark.config.plan import Plan, TensorPlan
 from quark.config.presets import PRESETS
 from quark.demo import data as digits
 from quark.errors import ConfigError
-from quark.numerics.affine import fake_quantize
+from quark.numerics.affine import Coding
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import get_format
 
@@ -73,7 +73,7 @@ def simulated(values: np.ndarray, tensor: TensorPlan) -> np.ndarray:
         return np.asarray(row.round(values, spec.granularity.axis, spec.rounding, above))  # type: ignore[union-attr]
     narrow = tensor.role == "weight" and spec.symmetric
     return np.asarray(
-        fake_quantize(values, tensor.scale, tensor.zero_point, row, spec.granularity, spec.rounding, narrow)
+        Coding(row, spec.granularity, spec.rounding, narrow).fake_quantize(values, tensor.scale, tensor.zero_point)
     )
 
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from tests.operators.running import assert_same, awkward, described, initializer, run, run_operator
 
 from quark.errors import ConfigError, ModelError
-from quark.numerics.affine import fake_quantize
+from quark.numerics.affine import Coding
 from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Channel
 from quark.numerics.granularity import Tensor as WholeTensor
@@ -102,14 +102,14 @@ def test_pair_along_an_axis(name: str, axis: int, opset: int) -> None:
     point = 0 if name.startswith("I") else 7
     element = ELEMENTS[name.lower()]
     got = through_both(x, {"axis": axis}, {"scale": scale, "zero_point": typed(point, name, scale.shape)}, opset)
-    assert_same(got, fake_quantize(x, scale, np.full(scale.shape, point), element, Channel(axis)))
+    assert_same(got, Coding(element, Channel(axis)).fake_quantize(x, scale, np.full(scale.shape, point)))
 
 
 @pytest.mark.parametrize("name", ["INT4", "UINT4"])
 def test_four_bits(name: str) -> None:
     x = awkward((3, 8))
     got = through_both(x, {}, {"scale": np.float32(0.3), "zero_point": typed(2, name)})
-    assert_same(got, fake_quantize(x, np.float32(0.3), np.int32(2), ELEMENTS[name.lower()]))
+    assert_same(got, Coding(ELEMENTS[name.lower()]).fake_quantize(x, np.float32(0.3), np.int32(2)))
 
 
 @pytest.mark.parametrize("name", formats())
@@ -124,14 +124,14 @@ def test_one_node_for_every_element_format(name: str) -> None:
         points = np.full(scale.shape, point, np.int64 if name == "uint32" else np.int32)
         constants = {"scale": scale, "zero_point": points}
         got = run_operator("QuantizeDequantize", x, {"format": name, "axis": 1}, constants)
-        assert_same(got, fake_quantize(x, scale, points, element, granularity))
+        assert_same(got, Coding(element, granularity).fake_quantize(x, scale, points))
 
 
 def test_float16_model() -> None:
     x = np.random.default_rng(0).standard_normal((4, 9)).astype(np.float16)
     constants = {"scale": np.float16(0.125), "zero_point": np.int32(3)}
     got = run_operator("QuantizeDequantize", x, {"format": "int8"}, constants, output=TensorProto.FLOAT16)
-    want = fake_quantize(x.astype(np.float32), np.float32(0.125), np.int32(3), ELEMENTS["int8"])
+    want = Coding(ELEMENTS["int8"]).fake_quantize(x.astype(np.float32), np.float32(0.125), np.int32(3))
     assert_same(got, want.astype(np.float16))
 
 
@@ -139,7 +139,7 @@ def test_scale_of_one_element_is_one_scale() -> None:
     x = awkward((2, 3))
     constants = {"scale": np.float32([0.5]), "zero_point": np.int32([0])}
     got = run_operator("QuantizeDequantize", x, {"format": "int8"}, constants)
-    assert_same(got, fake_quantize(x, np.float32(0.5), np.int32(0), ELEMENTS["int8"]))
+    assert_same(got, Coding(ELEMENTS["int8"]).fake_quantize(x, np.float32(0.5), np.int32(0)))
 
 
 def test_refusals() -> None:

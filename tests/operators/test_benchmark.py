@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tests.operators.amd_operators import bfp_quantize_dequantize, mx_quantize_dequantize
 
-from quark.numerics.affine import fake_quantize
+from quark.numerics.affine import Coding
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import ELEMENTS
 
@@ -60,7 +60,7 @@ def grid_of(name: str, x: np.ndarray) -> np.ndarray:
     if case.op_name == "BlockQuantizeDequantize":
         return BLOCKS[name].round(x, 1)
     scale = np.float32(1 / 16 if case.op_name == "QuantizeDequantize" else 1)
-    return fake_quantize(x, scale, np.int32(0), ELEMENTS[name])
+    return Coding(ELEMENTS[name]).fake_quantize(x, scale, np.int32(0))
 
 
 @pytest.mark.parametrize("name", operators.CASES)

@@ -9,7 +9,7 @@ import pytest
 from tests.operators.running import assert_same, awkward, model_of, run, run_operator
 
 from quark.errors import ConfigError
-from quark.numerics.affine import dequantize, quantize
+from quark.numerics.affine import Coding
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Channel
@@ -90,7 +90,7 @@ def test_packed_element_formats(name: str, opset: int) -> None:
         (np.linspace(0.1, 2, 5).astype(np.float32), Channel(0)),
     ]:
         points = np.full(scale.shape, point, np.int32)
-        codes = quantize(weight, scale, points, element, granularity)
+        codes = Coding(element, granularity).quantize(weight, scale, points)
         constants = {
             "codes": stream(codes, element.bits),
             "scale": scale,
@@ -98,7 +98,7 @@ def test_packed_element_formats(name: str, opset: int) -> None:
             "shape": np.array(weight.shape, np.int64),
         }
         got = run(model_of("PackedDequantize", {"format": name}, {}, constants, opset=opset), {})
-        assert_same(got, dequantize(codes, scale, points, element, granularity))
+        assert_same(got, Coding(element, granularity).dequantize(codes, scale, points))
 
 
 def test_refusals() -> None:

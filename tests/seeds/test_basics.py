@@ -12,7 +12,7 @@ from tests.onnx_flow import models
 from tests.seeds.awkward import decibels, eight, network, quantized
 
 import quark.onnx
-from quark.numerics.affine import Grid, dequantize, fake_quantize, quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import FORMATS, get_format
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import CalibMethod, Int8Spec, QLayerConfig, QuantGranularity
@@ -28,10 +28,10 @@ def test_fewer_bits_may_lose_nothing_or_something() -> None:
     """1024 fits into 16 bits; 1024.23 does not fit into whole numbers; 255 x 2 does not fit into 8 bits."""
     one, zero = np.float32(1), np.int32(0)
     sixteen, eight_bits = get_format("int16"), get_format("uint8")
-    assert float(fake_quantize(np.float32([1024]), one, zero, sixteen)[0]) == 1024
-    assert float(fake_quantize(np.float32([1024.23]), one, zero, sixteen)[0]) == 1024
-    assert float(fake_quantize(np.float32([1024.23]), np.float32(0.5), zero, sixteen)[0]) in (1024.0, 1024.5)
-    assert float(fake_quantize(np.float32([255 * 2]), one, zero, eight_bits)[0]) == 255
+    assert float(Coding(sixteen).fake_quantize(np.float32([1024]), one, zero)[0]) == 1024
+    assert float(Coding(sixteen).fake_quantize(np.float32([1024.23]), one, zero)[0]) == 1024
+    assert float(Coding(sixteen).fake_quantize(np.float32([1024.23]), np.float32(0.5), zero)[0]) in (1024.0, 1024.5)
+    assert float(Coding(eight_bits).fake_quantize(np.float32([255 * 2]), one, zero)[0]) == 255
     assert {"int16", "int8", "int4", "float16", "bfloat16", "fp8_e4m3", "mxfp4", "mx4"} <= set(FORMATS)
 
 
@@ -39,11 +39,11 @@ def test_fewer_bits_may_lose_nothing_or_something() -> None:
 def test_formulas(symmetric: bool) -> None:
     """q = round(r / s + z) and r = (q - z) s; where z is whole, rounding before adding it is the same but for ties."""
     scale, zero = parameters(symmetric)
-    codes = np.asarray(quantize(ROW, scale, zero, get_format("int8"))).astype(np.float64)
+    codes = np.asarray(Coding(get_format("int8")).quantize(ROW, scale, zero)).astype(np.float64)
     exact = ROW.astype(np.float64) / float(scale) + float(zero)
     inside = (np.abs(exact - np.rint(exact)) < 0.499) & (np.abs(exact) < 127)
     np.testing.assert_array_equal(codes[inside], np.rint(exact[inside]))
-    back = np.asarray(dequantize(codes.astype(np.int8), scale, zero, get_format("int8")))
+    back = np.asarray(Coding(get_format("int8")).dequantize(codes.astype(np.int8), scale, zero))
     np.testing.assert_allclose(back, (codes - float(zero)) * float(scale), rtol=1e-6)
     assert (int(zero) == 0) == symmetric
 
@@ -61,7 +61,9 @@ def test_scales_are_shared_by_a_tensor_a_channel_or_a_group(granularity: Any, co
     scale, zero = Grid(get_format("int8")).parameters(lo, hi)
     assert np.size(scale) == count
     step = np.broadcast_to(granularity.expand(scale, ROW.shape) if count > 1 else scale, ROW.shape)
-    assert (np.abs(fake_quantize(ROW, scale, zero, get_format("int8"), granularity) - ROW) <= step * 0.5001).all()
+    assert (
+        np.abs(Coding(get_format("int8"), granularity).fake_quantize(ROW, scale, zero) - ROW) <= step * 0.5001
+    ).all()
 
 
 # ---- what stands in the file -------------------------------------------------------------------------------------
@@ -69,9 +71,9 @@ def test_scales_are_shared_by_a_tensor_a_channel_or_a_group(granularity: Any, co
 
 def test_fake_quantized_values_have_their_own_width() -> None:
     scale, zero = parameters(True)
-    rounded = fake_quantize(ROW, scale, zero, get_format("int8"))
+    rounded = Coding(get_format("int8")).fake_quantize(ROW, scale, zero)
     assert rounded.dtype == ROW.dtype and len(np.unique(rounded)) <= 255
-    np.testing.assert_array_equal(rounded, fake_quantize(rounded, scale, zero, get_format("int8")))
+    np.testing.assert_array_equal(rounded, Coding(get_format("int8")).fake_quantize(rounded, scale, zero))
 
 
 def test_the_model_runs_without_this_package() -> None:

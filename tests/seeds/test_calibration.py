@@ -11,7 +11,7 @@ from tests.seeds.awkward import Reader, decibels, eight, network, quantized, sam
 
 import quark.onnx
 from quark.errors import ConfigError
-from quark.numerics.affine import dequantize, quantize
+from quark.numerics.affine import Coding
 from quark.numerics.formats import get_format
 from quark.onnx import (
     CalibMethod,
@@ -142,10 +142,10 @@ def test_formula(symmetric: bool) -> None:
     """Codes are round(x / scale), plus the zero point where there is one."""
     x = np.linspace(-1, 3, 999, dtype=np.float32)
     scale, zero = np.float32(3 / 127) if symmetric else np.float32(4 / 255), np.int32(0 if symmetric else -64)
-    codes = np.asarray(quantize(x, scale, zero, get_format("int8")))
+    codes = np.asarray(Coding(get_format("int8")).quantize(x, scale, zero))
     expected = np.clip(np.rint(x / scale) + zero, -128, 127)
     np.testing.assert_array_equal(codes, expected)
-    back = np.asarray(dequantize(codes, scale, zero, get_format("int8")))
+    back = np.asarray(Coding(get_format("int8")).dequantize(codes, scale, zero))
     inside = np.abs(expected) < 127
     assert np.abs(back - x)[inside].max() <= scale / 2 * 1.001
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from quark.config.tensor import TensorSpec
 from quark.errors import DataError
-from quark.numerics.affine import fake_quantize
+from quark.numerics.affine import Coding
 from quark.numerics.granularity import Channel, Granularity, Group
 from quark.observers.registry import SEARCHES, RangeMethod
 from quark.torch import ModelQuantizer
@@ -268,7 +268,7 @@ def test_all_scales_of_a_weight_are_found_at_once_and_as_well_as_one_by_one(
 
     def error(span: tuple[torch.Tensor, torch.Tensor]) -> float:
         scale, zero = (torch.as_tensor(one) for one in spec.grid.parameters(*(side.numpy() for side in span)))
-        made = fake_quantize(weight, scale, zero, spec.grid.format, granularity, narrow=spec.narrow_codes)
+        made = Coding(spec.grid.format, granularity, narrow=spec.narrow_codes).fake_quantize(weight, scale, zero)
         return float((made - weight).square().sum())
 
     monkeypatch.setattr(RangeMethod, "find", None)  # nothing looks at one row

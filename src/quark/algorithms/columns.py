@@ -16,11 +16,11 @@ import numpy as np
 
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
-from quark.numerics.affine import axis_of
+from quark.numerics.affine import Coding, axis_of
 from quark.numerics.array import Array, Same, as_parameter, cast, empty, float32, is_torch, namespace
 from quark.numerics.chunks import quiet
 from quark.numerics.elements import Element
-from quark.numerics.formats import Block, Format
+from quark.numerics.formats import Block
 from quark.numerics.granularity import Granularity
 from quark.numerics.rounding import RULES, Rounding, Rule
 
@@ -100,25 +100,18 @@ class Columns:
         )
 
 
-def columns_of(
-    weight: Array,
-    format: Format,
-    granularity: Granularity,
-    scale: Same | None = None,
-    zero_point: Same | None = None,
-    rounding: Rounding = "half_even",
-    narrow: bool = False,
-) -> Columns:
-    """The grid on which ``fake_quantize(weight, scale, zero_point, format, granularity)`` puts a matrix.
+def columns_of(weight: Array, coding: Coding, scale: Same | None = None, zero_point: Same | None = None) -> Columns:
+    """The grid on which ``coding.fake_quantize(weight, scale, zero_point)`` puts a matrix.
 
     Args:
         weight: [rows, columns]; a block format takes its steps from it.
-        format, granularity, rounding, narrow: as in ``fake_quantize``.
+        coding: format, granularity, rounding and range of the codes.
         scale, zero_point: of ``granularity.parameter_shape(weight.shape)``; None for formats without.
 
     Raises:
         ConfigError: a rounding by chance, which has no fixed grid.
     """
+    format, granularity, rounding = coding.format, coding.granularity, coding.rounding
     if str(rounding) not in RULES:
         raise ConfigError(f"rounding {rounding!r} depends on chance; one of {', '.join(RULES)} gives a fixed grid")
     if isinstance(format, Block):  # the lowest code would double the scale when the block is quantized again
@@ -128,7 +121,7 @@ def columns_of(
     one = float32(as_parameter([1.0], weight))
     step = one if scale is None or format.unit_scale else float32(as_parameter(scale, weight))
     step = granularity.expand(step, shape) if step is not one else namespace(one).broadcast_to(one, shape)
-    return Columns(format, step, zero_of(weight, format, granularity, zero_point), None, narrow, rounding)
+    return Columns(format, step, zero_of(weight, format, granularity, zero_point), None, coding.narrow, rounding)
 
 
 def zero_of(weight: Array, format: Element, granularity: Granularity, zero_point: Array | None) -> Array | int:

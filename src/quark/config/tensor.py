@@ -13,7 +13,7 @@ from typing import Any
 from quark.config.known_fields import check_switches
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, as_a, check_name
-from quark.numerics.affine import Grid
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.blocks import BLOCK_RULES
 from quark.numerics.elements import Power
 from quark.numerics.formats import FORMATS, Block, Float, Format, Int, get_format
@@ -99,6 +99,11 @@ class TensorSpec:
         """How a range becomes a scale and a zero point under this spec."""
         inside = isinstance(self.row, Block) and self.scale_rule in BLOCK_RULES
         return Grid(self.row, self.symmetric, self.narrow, "float32" if inside else self.scale_rule)
+
+    @property
+    def coding(self) -> Coding:
+        """How values become codes under scales, and codes values, as nodes of ONNX do it."""
+        return Coding(self.row, self.granularity, self.rounding, self.narrow_codes)
 
     @property
     def ranged(self) -> bool:

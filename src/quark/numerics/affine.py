@@ -1,6 +1,6 @@
 """Affine quantization: x is stored as q = clip(round(x / scale) + zero_point) and read as (q - zero_point) * scale.
 
-``Grid`` turns a range [lo, hi] into scale and zero point; ``quantize``, ``dequantize`` and ``fake_quantize`` use them.
+``Grid`` turns a range [lo, hi] into scale and zero point; a ``Coding`` makes codes and values under them.
 The division and the product are float32, as in ONNX ``QuantizeLinear`` and ``DequantizeLinear``, on every device.
 
 A NaN stays NaN in ``fake_quantize``; ``quantize`` refuses it where the format has no code for it. An infinity, or a
@@ -81,22 +81,6 @@ class Grid:
             return rule.of(amax.astype(np.float32), self.divisor, self.format.rounding_bits)
         return rule.snap(scale)
 
-    def fake_quantize(
-        self,
-        x: Array,
-        scale: Operand | None,
-        zero_point: Operand | None,
-        granularity: Granularity,
-        rounding: Rounding,
-        narrow: bool,
-    ) -> Same:
-        """``fake_quantize``, as kernels do it: under some scale rules they round products to FP8 again."""
-        if SCALE_RULES[self.scale_rule].parts is None:
-            return fake_quantize(x, scale, zero_point, self.format, granularity, rounding, narrow)
-        codes = quantize(x, scale, zero_point, self.format, granularity, rounding, narrow)
-        made = dequantize(codes, scale, zero_point, self.format, granularity, self.scale_rule)
-        return like_input(made, as_array(x))
-
 
 def bounds(lo: Operand, hi: Operand) -> tuple[np.ndarray, np.ndarray]:
     """``lo`` and ``hi`` as finite float64 arrays around 0 whose difference a float32 can hold."""
@@ -115,104 +99,86 @@ def summary(values: np.ndarray) -> str:
     return np.array2string(values, threshold=6, edgeitems=3)
 
 
-def quantize(
-    x: Array,
-    scale: Operand | None,
-    zero_point: Operand | None,
-    format: Format,
-    granularity: Granularity = Tensor(),  # noqa: B008 (a frozen value)
-    rounding: Rounding = "half_even",
-    narrow: bool = False,
-) -> Same:
-    """The codes of ``x``.
+@dataclass(frozen=True)
+class Coding:
+    """How real values become codes under scales, and codes values.
 
-    Args:
-        x: real values, any shape; float32, float16, bfloat16 (torch, ml_dtypes) or float64.
-        scale, zero_point: of ``granularity.parameter_shape(x.shape)``; any shape of that many elements.
-        format: the format of the codes.
+    ``x`` are real values of any shape: float32, float16, bfloat16 (torch, ml_dtypes) or float64. ``scale`` and
+    ``zero_point`` are of ``granularity.parameter_shape(x.shape)``, in any shape of that many elements. A block format
+    takes its axis from ``granularity`` (the last one where that has none) and its scale, if it has one per tensor, from
+    ``scale``.
+
+    Attributes:
+        format: of the codes.
         granularity: which elements share a scale.
         rounding: name of a row of ``ROUNDINGS``.
         narrow: leave the lowest integer code unused (-127..127 for int8).
-
-    Returns:
-        Codes like ``x``, in ``format.code_dtype``; a block format gives ``Encoded`` and takes its axis from
-        ``granularity`` (the last one where that has none) and its scale, if it has one per tensor, from ``scale``.
-
-    Raises:
-        DataError: ``x`` has a NaN and the format has no code for it.
+        scale_rule: of the scales; under some rules kernels round products to FP8 again (``ScaleRule.parts``).
     """
 
-    if isinstance(format, Block):
-        return format.encode(x, axis_of(granularity), rounding, scale)
-    element: Element = format
+    format: Format
+    granularity: Granularity = Tensor()
+    rounding: Rounding = "half_even"
+    narrow: bool = False
+    scale_rule: str = "float32"
 
-    def codes(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
-        values = float32(part) / scale
-        if not element.has_nan and has_nan(values):
-            raise DataError(f"a NaN has no code in {element.name}")
-        element.put(out, values, zero_point, rule, narrow)
+    def quantize(self, x: Array, scale: Operand | None, zero_point: Operand | None) -> Same:
+        """The codes of ``x``, in ``format.code_dtype``; ``Encoded`` of a block format.
 
-    x = as_array(x)
-    return blockwise(codes, x, operands(x, scale, zero_point, format), granularity, rounding, format.code_dtype)
+        Raises:
+            DataError: ``x`` has a NaN and the format has no code for it.
+        """
+        if isinstance(self.format, Block):
+            return self.format.encode(x, axis_of(self.granularity), self.rounding, scale)
+        element: Element = self.format
 
+        def codes(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
+            values = float32(part) / scale
+            if not element.has_nan and has_nan(values):
+                raise DataError(f"a NaN has no code in {element.name}")
+            element.put(out, values, zero_point, rule, self.narrow)
 
-def dequantize(
-    codes: Same,
-    scale: Operand | None,
-    zero_point: Operand | None,
-    format: Format,
-    granularity: Granularity = Tensor(),  # noqa: B008 (a frozen value)
-    scale_rule: str = "float32",
-) -> Same:
-    """``(codes - zero_point) * scale`` as float32.
+        x = as_array(x)
+        known = operands(x, scale, zero_point, element)
+        return blockwise(codes, x, known, self.granularity, self.rounding, element.code_dtype)
 
-    Args:
-        codes: as ``quantize`` returned them.
-        scale, zero_point, format, granularity: as given to ``quantize``.
-        scale_rule: of the scales; under some rules products are rounded to FP8 again (``ScaleRule.parts``).
-    """
+    def dequantize(self, codes: Same, scale: Operand | None, zero_point: Operand | None) -> Same:
+        """``(codes - zero_point) * scale`` as float32, of codes as ``quantize`` returned them."""
+        if isinstance(self.format, Block):
+            return self.format.decode(codes, axis_of(self.granularity), scale if self.format.tensor_scale else None)
+        element: Element = self.format
 
-    if isinstance(format, Block):
-        return format.decode(codes, axis_of(granularity), scale if format.tensor_scale else None)
-    element: Element = format
+        def values(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
+            decoded = float32(element.decode(part, zero_point))
+            namespace(decoded).multiply(decoded, scale, out=out)
 
-    def values(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
-        decoded = float32(element.decode(part, zero_point))
-        namespace(decoded).multiply(decoded, scale, out=out)
+        def products(part: Array, inside: Array, zero_point: Array, factor: Array, rule: Rule, out: Array) -> None:
+            made = FP8.place(float32(element.decode(part, zero_point)) * inside, 0, rule)
+            namespace(made).multiply(made, factor, out=out)
 
-    def products(part: Array, inside: Array, zero_point: Array, factor: Array, rule: Rule, out: Array) -> None:
-        made = FP8.place(float32(element.decode(part, zero_point)) * inside, 0, rule)
-        namespace(made).multiply(made, factor, out=out)
+        codes = as_array(codes)
+        known, parts = operands(codes, scale, zero_point, element), SCALE_RULES[self.scale_rule].parts
+        if parts is None or not known[0].shape or not known[0].shape[-1]:
+            return blockwise(values, codes, known, self.granularity, "half_even", "float32")
+        inside, factor = parts(known[0])
+        split = inside, known[1], factor + 0 * inside
+        return blockwise(products, codes, split, self.granularity, "half_even", "float32")
 
-    codes = as_array(codes)
-    known, parts = operands(codes, scale, zero_point, format), SCALE_RULES[scale_rule].parts
-    if parts is None or not known[0].shape or not known[0].shape[-1]:
-        return blockwise(values, codes, known, granularity, "half_even", "float32")
-    inside, factor = parts(known[0])
-    return blockwise(products, codes, (inside, known[1], factor + 0 * inside), granularity, "half_even", "float32")
+    def fake_quantize(self, x: Array, scale: Operand | None, zero_point: Operand | None) -> Same:
+        """``dequantize(quantize(x))`` without the codes, in the type of ``x``; NaN stays NaN."""
+        if isinstance(self.format, Block):
+            return self.format.round(x, axis_of(self.granularity), self.rounding, scale)
+        element: Element = self.format
+        if SCALE_RULES[self.scale_rule].parts is not None:
+            return like_input(self.dequantize(self.quantize(x, scale, zero_point), scale, zero_point), as_array(x))
 
+        def values(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
+            placed = element.place(float32(part) / scale, zero_point, rule, self.narrow)
+            namespace(placed).multiply(placed, scale, out=out)
 
-def fake_quantize(
-    x: Array,
-    scale: Operand | None,
-    zero_point: Operand | None,
-    format: Format,
-    granularity: Granularity = Tensor(),  # noqa: B008 (a frozen value)
-    rounding: Rounding = "half_even",
-    narrow: bool = False,
-) -> Same:
-    """``dequantize(quantize(x))`` without the codes, in the type of ``x``; NaN stays NaN. Arguments of ``quantize``."""
-
-    if isinstance(format, Block):
-        return format.round(x, axis_of(granularity), rounding, scale)
-    element: Element = format
-
-    def values(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
-        placed = element.place(float32(part) / scale, zero_point, rule, narrow)
-        namespace(placed).multiply(placed, scale, out=out)
-
-    x = as_array(x)
-    return like_input(blockwise(values, x, operands(x, scale, zero_point, format), granularity, rounding, "float32"), x)
+        x = as_array(x)
+        known = operands(x, scale, zero_point, element)
+        return like_input(blockwise(values, x, known, self.granularity, self.rounding, "float32"), x)
 
 
 def axis_of(granularity: Granularity) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from quark.errors import ConfigError, check_name
-from quark.numerics.affine import Grid, dequantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import FORMATS, Float, Format
 from quark.observers.histogram import Histogram
 
@@ -53,7 +53,7 @@ def search(statistic: Histogram, grid: Grid, scenario: str = "same") -> tuple[fl
 
 def _codes(grid: Grid) -> np.ndarray:
     """All finite values of the format."""
-    values = dequantize(np.arange(256, dtype=np.uint8), np.float32(1), 0, grid.format)
+    values = Coding(grid.format).dequantize(np.arange(256, dtype=np.uint8), np.float32(1), 0)
     return values[np.isfinite(values)]
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
-from quark.numerics.affine import Grid, fake_quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import Block
 from quark.numerics.granularity import Channel
 from quark.observers.histogram import Histogram
@@ -178,5 +178,5 @@ class Divergences:
         """Rows of values, each under a scale and a zero point of its own; blocks lie within a row."""
         form = self.grid.format
         if isinstance(form, Block):
-            return np.stack([fake_quantize(*one, form) for one in zip(rows, scale, zero_point, strict=True)])
-        return fake_quantize(rows, scale, zero_point, form, Channel(0))
+            return np.stack([Coding(form).fake_quantize(*one) for one in zip(rows, scale, zero_point, strict=True)])
+        return Coding(form, Channel(0)).fake_quantize(rows, scale, zero_point)

@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from quark.dataclass import dataclass
-from quark.numerics.affine import Grid, fake_quantize
+from quark.numerics.affine import Coding, Grid
 from quark.numerics.granularity import Channel
 from quark.observers.histogram import Histogram
 from quark.observers.values import Values
@@ -104,7 +104,7 @@ class Rows:
 
     def _quantized(self, scale: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
         narrow = self.narrow and self.grid.symmetric
-        return fake_quantize(self.values, scale, zero_point, self.grid.format, Channel(0), narrow=narrow)
+        return Coding(self.grid.format, Channel(0), narrow=narrow).fake_quantize(self.values, scale, zero_point)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
-from quark.numerics.affine import fake_quantize
+from quark.numerics.affine import Coding
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel, Tensor
 from quark.numerics.metrics import median
@@ -178,7 +178,7 @@ def _noise(weight: Weight, scale: np.ndarray) -> np.ndarray:
     if not weight.exact:
         return np.square(scale, dtype=np.float64) / 12 * weight.values.shape[1]
     zero_point = np.broadcast_to(weight.zero_point, scale.shape)
-    rounded = fake_quantize(weight.values, scale, zero_point, weight.format, Channel(0))
+    rounded = Coding(weight.format, Channel(0)).fake_quantize(weight.values, scale, zero_point)
     return np.square(weight.values - rounded, dtype=np.float64).sum(1)
 
 

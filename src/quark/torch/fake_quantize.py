@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from quark.errors import DataError, known
-from quark.numerics.affine import fake_quantize
+from quark.numerics.affine import Coding
 from quark.numerics.elements import Element
 from quark.numerics.formats import Block
 from quark.numerics.granularity import Granularity, Tensor, Token
@@ -127,12 +127,13 @@ class FakeQuantize(Quantizer):
             if isinstance(format, Element) and HALVES.get(spec.scale_rule) is x.dtype and not self.constant:
                 known_scale, known_zero = known(scale, self.tensor_name), known(zero_point, self.tensor_name)
                 return self.quantized_in_half(x, known_scale, known_zero, format)
-            return self.stage.grid.fake_quantize(x, scale, zero_point, self.granularity, spec.rounding, narrow)
+            coding = Coding(format, self.granularity, spec.rounding, narrow, self.stage.grid.scale_rule)
+            return coding.fake_quantize(x, scale, zero_point)
         shape = tuple(x.shape)
         scale, zero_point = known(scale, self.tensor_name), known(zero_point, self.tensor_name)
         lowest = torch.full_like(scale, format.min, dtype=torch.int32)
         offset = self.granularity.expand((format.min - zero_point) * scale, shape)
-        above = fake_quantize(x.float() - offset, scale, lowest, format, self.granularity, spec.rounding)
+        above = Coding(format, self.granularity, spec.rounding).fake_quantize(x.float() - offset, scale, lowest)
         return (above + offset).to(x.dtype)
 
     def quantized_in_half(
@@ -143,7 +144,7 @@ class FakeQuantize(Quantizer):
             self.granularity.expand(value.to(x.dtype), tuple(x.shape)) for value in (scale, zero_point - format.middle)
         )
         one, middle = scale.new_ones(()), zero_point.new_full((), format.middle)
-        placed = fake_quantize(x / steps + shifts, one, middle, format, Tensor(), self.stage.spec.rounding)
+        placed = Coding(format, Tensor(), self.stage.spec.rounding).fake_quantize(x / steps + shifts, one, middle)
         return (placed - shifts) * steps
 
     def parameters_of(self, lo: torch.Tensor, hi: torch.Tensor) -> Parameters:

@@ -23,10 +23,7 @@ import torch
 from torch import nn
 
 from quark.errors import known
-from quark.numerics.affine import fake_quantize
-from quark.numerics.formats import Int
-from quark.numerics.granularity import Granularity
-from quark.numerics.rounding import Rounding
+from quark.numerics.affine import Coding
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, zero_point_of
 from quark.torch.observer import LSQObserver, ObserverBase, TQTObserver
 from quark.torch.stage import Stages
@@ -39,18 +36,17 @@ class _Quantize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, format: Int, granularity: Granularity,
-        rounding: Rounding, reach: float,
-    ) -> torch.Tensor:  # fmt: skip
-        y: torch.Tensor = fake_quantize(x.float(), scale, zero_point, format, granularity, rounding)
+        ctx: Any, x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, coding: Coding, reach: float
+    ) -> torch.Tensor:
+        y: torch.Tensor = coding.fake_quantize(x.float(), scale, zero_point)
         ctx.save_for_backward(x, y, scale, zero_point)
-        ctx.format, ctx.granularity, ctx.reach = format, granularity, reach
+        ctx.coding, ctx.reach = coding, reach
         return y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, y, scale, zero_point = ctx.saved_tensors
-        shape, granularity, format = tuple(x.shape), ctx.granularity, ctx.format
+        shape, granularity, format = tuple(x.shape), ctx.coding.granularity, ctx.coding.format
         full = granularity.expand(scale, shape)
         lowest = granularity.expand(format.min - zero_point.float(), shape) - ctx.reach
         highest = granularity.expand(format.max - zero_point.float(), shape) + ctx.reach
@@ -58,7 +54,7 @@ class _Quantize(torch.autograd.Function):
         inside = (v > lowest) & (v < highest)
         upstream = gradient.float()
         of_scale = granularity.tile(upstream * torch.where(inside, code - v, code)).sum(-1)
-        return (upstream * inside).to(x.dtype), of_scale.reshape(scale.shape), None, None, None, None, None
+        return (upstream * inside).to(x.dtype), of_scale.reshape(scale.shape), None, None, None
 
 
 class LearnedScale(FakeQuantize):
@@ -106,8 +102,8 @@ class LearnedScale(FakeQuantize):
         if self.observer is not None or self.learned is None or not possible:
             return super().forward(x)
         scale, spec = self.step(self.weighed(self.learned, x)), self.stage.spec
-        operands = scale, self.zero_point, self.stage.format, self.granularity, spec.rounding, self.reach
-        return _Quantize.apply(x, *operands)
+        coding = Coding(self.stage.format, self.granularity, spec.rounding)
+        return _Quantize.apply(x, scale, self.zero_point, coding, self.reach)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> FakeQuantize:
         """As ``FakeQuantize``: another device, the same type."""

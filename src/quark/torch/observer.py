@@ -23,7 +23,7 @@ import torch
 
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, DataError
-from quark.numerics.affine import fake_quantize
+from quark.numerics.affine import Coding
 from quark.numerics.granularity import Tensor
 from quark.observers.entropy import search_both
 from quark.observers.histogram import Histogram
@@ -355,7 +355,7 @@ class PerBlockMXDiffsObserver(ObserverBase):
         errors, candidates = [], []
         for factor in (1.0, 0.5):
             scale = torch.from_numpy(grid.parameters(-amax.cpu().numpy(), amax.cpu().numpy())[0]).to(x.device) * factor
-            off = fake_quantize(x.float(), scale, torch.zeros_like(scale), grid.format, granularity) - x.float()
+            off = Coding(grid.format, granularity).fake_quantize(x.float(), scale, torch.zeros_like(scale)) - x.float()
             errors.append(granularity.tile(off).square().sum(-1))
             candidates.append(scale)
         self.found = torch.where(errors[1] < errors[0], candidates[1], candidates[0]) * self.largest

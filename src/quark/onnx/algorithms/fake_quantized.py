@@ -9,7 +9,6 @@ import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
-from quark.numerics.affine import fake_quantize
 from quark.numerics.array import Array, Same
 from quark.onnx.graph.surgery import set_constant
 from quark.onnx.qdq.emit import emit
@@ -39,6 +38,4 @@ def rounded(values: Array, tensor: TensorPlan) -> Same:
     if tensor.role == "bias":
         scale = np.asarray(tensor.scale, np.float32)
         return (codes_of(np.asarray(values), tensor) * scale).astype(np.float32)
-    spec = tensor.spec
-    operands = values, tensor.scale, tensor.zero_point, spec.row, spec.granularity
-    return fake_quantize(*operands, spec.rounding, spec.narrow_codes)
+    return tensor.spec.coding.fake_quantize(values, tensor.scale, tensor.zero_point)

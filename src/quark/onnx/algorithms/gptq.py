@@ -135,6 +135,4 @@ def _rounded(layer: Tunable, linear: Linear, inputs: Iterable[Pair], config: Alg
 
 def grid_of(tensor: TensorPlan, weight: np.ndarray) -> Columns:
     """The grid of a weight under its plan, in the orientation of the file."""
-    spec = tensor.spec
-    scale, zero = tensor.scale, tensor.zero_point
-    return columns_of(weight, spec.row, spec.granularity, scale, zero, spec.rounding, spec.narrow_codes)
+    return columns_of(weight, tensor.spec.coding, tensor.scale, tensor.zero_point)

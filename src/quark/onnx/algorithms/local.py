@@ -22,7 +22,6 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
-from quark.numerics.affine import fake_quantize
 from quark.numerics.granularity import Granularity, Group
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.linear import Linear
@@ -151,8 +150,6 @@ def judge_of(model: ir.Model, context: JobContext) -> RoundingJudge:
 
 
 def _round(values: np.ndarray, spec: TensorSpec, found: tuple[Any, Any], scaled: bool) -> np.ndarray:
-    kind = spec.row
     one = (np.float32(1), np.int64(0))
-    scale, zero_point = one if kind.unit_scale and not scaled else from_range(spec, *found, scaled)
-    operands = values, scale, zero_point, kind, spec.granularity
-    return np.asarray(fake_quantize(*operands, spec.rounding, spec.narrow_codes))
+    scale, zero_point = one if spec.row.unit_scale and not scaled else from_range(spec, *found, scaled)
+    return np.asarray(spec.coding.fake_quantize(values, scale, zero_point))

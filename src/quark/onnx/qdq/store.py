@@ -13,7 +13,6 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import TensorPlan
-from quark.numerics.affine import fake_quantize, quantize
 from quark.numerics.blocks import Block
 from quark.numerics.granularity import Group
 from quark.numerics.packing import pack
@@ -25,23 +24,15 @@ from quark.operators.storage import stored
 
 def codes_of(values: np.ndarray, tensor: TensorPlan) -> np.ndarray:
     """The codes of a constant under its plan: nearest, clipped, narrow where the spec is."""
-    spec = tensor.spec
     if tensor.role == "bias":
         return np.rint(values.astype(np.float64) / np.asarray(tensor.scale, np.float64)).astype(np.int32)
-    scale, zero_point = np.asarray(tensor.scale), np.asarray(tensor.zero_point)
-    return quantize(values, scale, zero_point, spec.row, spec.granularity, spec.rounding, spec.narrow_codes)
+    return tensor.spec.coding.quantize(values, np.asarray(tensor.scale), np.asarray(tensor.zero_point))
 
 
 def rounded_constant(item: QuantizedTensor) -> ir.Value:
     """The constant rounded to its format but kept in float32, as ``<name>_bf16`` (``EnableVaimlBF16``)."""
     tensor = item.tensor
-    values = fake_quantize(
-        tensor_of(item.value).numpy(),
-        tensor.scale,
-        tensor.zero_point,
-        tensor.spec.row,
-        tensor.spec.granularity,
-    )
+    values = tensor.spec.coding.fake_quantize(tensor_of(item.value).numpy(), tensor.scale, tensor.zero_point)
     return item.parameters.add(np.asarray(values), f"{item.name}_bf16")
 
 

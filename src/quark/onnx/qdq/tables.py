@@ -25,7 +25,6 @@ from quark.config.plan import Plan
 from quark.config.rules import Decision
 from quark.config.tensor import TensorSpec
 from quark.errors import ModelError
-from quark.numerics.affine import fake_quantize
 from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Tensor
 from quark.numerics.metrics import sqnr
@@ -109,7 +108,7 @@ def _is_faithful(table: ir.Value, spec: TensorSpec) -> bool:
     if not reach < np.finfo(np.float32).max / 2:
         return False  # infinite, not a number, or would be behind its codes
     scale, zero_point = spec.grid.parameters(-limit, limit)
-    return sqnr(rows, fake_quantize(rows, scale, zero_point, spec.row, spec.granularity)) > FAITHFUL
+    return sqnr(rows, spec.coding.fake_quantize(rows, scale, zero_point)) > FAITHFUL
 
 
 def _for_rows(spec: TensorSpec, inputs: TensorSpec | None) -> TensorSpec:

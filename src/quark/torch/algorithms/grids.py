@@ -9,6 +9,7 @@ import torch
 from quark.algorithms.columns import Columns, columns_of
 from quark.algorithms.gptq import Refit
 from quark.errors import known
+from quark.numerics.affine import Coding
 from quark.numerics.granularity import Group
 from quark.torch.fake_quantize import FakeQuantize, Parameters, Quantizer, parts
 
@@ -34,11 +35,13 @@ def grid_under(part: FakeQuantize, weight: torch.Tensor, parameters: Parameters)
     (scale, zero_point), stage, granularity = parameters, part.stage, part.granularity
     spec = stage.spec
     if not stage.real_zero:
-        return columns_of(weight, stage.format, granularity, scale, zero_point, spec.rounding, spec.narrow_codes)
+        return columns_of(
+            weight, Coding(stage.format, granularity, spec.rounding, spec.narrow_codes), scale, zero_point
+        )
     lowest = int(stage.format.min)
     scale, zero = known(scale, "the scale of a weight"), known(zero_point, "its zero point")
     offset = granularity.expand((lowest - zero) * scale, tuple(weight.shape))
-    grid = columns_of(weight, stage.format, granularity, scale, None, spec.rounding)
+    grid = columns_of(weight, Coding(stage.format, granularity, spec.rounding), scale, None)
     return replace(grid, zero=lowest, offset=offset)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
+from quark.numerics.affine import Coding
 from quark.numerics.blocks import FP4
 from quark.numerics.granularity import Block2D
 from quark.numerics.packing import AWQ_ORDER, unpack
@@ -148,12 +149,12 @@ def in_kernels(decode: Decoder, spec: TensorSpec) -> Decoder:
     if SCALE_RULES[spec.grid.scale_rule].parts is None:
         return decode
 
+    coding = Coding(spec.row, spec.granularity, narrow=spec.narrow_codes, scale_rule=spec.grid.scale_rule)
+
     def rounded(parts: Parts) -> torch.Tensor:
         scale = parts["weight_scale"].float()
         zeros = torch.zeros_like(scale, dtype=torch.int32)
-        made: torch.Tensor = spec.grid.fake_quantize(
-            decode(parts), scale, zeros, spec.granularity, "half_even", spec.narrow_codes
-        )
+        made: torch.Tensor = coding.fake_quantize(decode(parts), scale, zeros)
         return made
 
     return rounded

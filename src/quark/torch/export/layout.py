@@ -24,7 +24,7 @@ import torch
 
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, as_a
-from quark.numerics.affine import axis_of, dequantize, quantize
+from quark.numerics.affine import Coding, axis_of
 from quark.numerics.blocks import Block, Encoded
 from quark.numerics.elements import ELEMENTS, Element, Int
 from quark.numerics.ggml import Ggml
@@ -151,7 +151,8 @@ class ElementLayout(Layout):
         if self.stage.real_zero:
             x, zero_point = x.float() - self.offset(scale, zero_point), self.lowest(scale)
         spec = self.stage.spec
-        return quantize(x, scale, zero_point, self.element, self.granularity, spec.rounding, spec.narrow_codes)
+        coding = Coding(self.element, self.granularity, spec.rounding, spec.narrow_codes)
+        return coding.quantize(x, scale, zero_point)
 
     def offset(self, scale: torch.Tensor, zero_point: torch.Tensor) -> torch.Tensor:
         """The value of the lowest code, under real zero points, per element."""
@@ -179,8 +180,8 @@ class ElementLayout(Layout):
         """float32 values of codes."""
         if not self.stage.real_zero:
             rule = self.stage.grid.scale_rule
-            return dequantize(codes, scale, zero_point, self.element, self.granularity, rule)
-        above = dequantize(codes, scale, self.lowest(scale), self.element, self.granularity)
+            return Coding(self.element, self.granularity, scale_rule=rule).dequantize(codes, scale, zero_point)
+        above = Coding(self.element, self.granularity).dequantize(codes, scale, self.lowest(scale))
         return above + self.offset(scale, zero_point)
 
     def scale(self, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
