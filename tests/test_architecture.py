@@ -51,7 +51,7 @@ LAYERS = {  # a module imports from lower numbers only, and from its own package
 }
 LONGEST_FILE, LONGEST_FUNCTION = 500, 45
 #: Functions that take ``MANY_PARAMETERS`` and more, most of them public: make a value of what belongs together.
-MANY_PARAMETERS, WITH_MANY = 7, 25
+MANY_PARAMETERS, WITH_MANY = 7, 20
 PUBLIC_NAMES = ("quark.torch.utils",)  # users import from it; it holds names only
 PRINTERS = ("quark.cli", "quark.demo", "quark.report", "quark.onnx.tools", "quark.torch.tools")
 

@@ -84,13 +84,13 @@ def test_both_beat_gptq_on_mismatched_inputs() -> None:
     feedback, drift = asymmetric_feedback(h, g, 1.0)
     plain = error(gptq(weight, h, grid), weight, x, other)
     assert error(round_columns(weight, feedback, grid, 128, drift), weight, x, other) < 0.8 * plain
-    assert error(qronos(weight, h, g, grid), weight, x, other) < 0.7 * plain
+    assert error(qronos(weight, (h, g), grid), weight, x, other) < 0.7 * plain
 
 
 def test_qronos_on_a_fine_grid_is_least_squares() -> None:
     weight, x, other = problem()
     fine = Columns(FORMATS["int16"], np.full_like(weight, 1e-3))  # type: ignore[arg-type]
-    found = qronos(weight, other @ other.T, x @ other.T, fine, alpha=1e-7)
+    found = qronos(weight, (other @ other.T, x @ other.T), fine, alpha=1e-7)
     assert error(found, weight, x, other) < 1e-3 * error(weight, weight, x, other)  # 0 is possible
 
 
@@ -98,9 +98,9 @@ def test_numpy_and_torch_agree() -> None:
     weight, x, other = problem()
     grid, step = grid_for(weight)
     h, g = other @ other.T, x @ other.T
-    found = qronos(weight, h, g, grid)
+    found = qronos(weight, (h, g), grid)
     t_grid = Columns(FORMATS["int4"], torch.tensor(np.array(step)))  # type: ignore[arg-type]
-    again = qronos(*(torch.tensor(a) for a in (weight, h, g)), t_grid).numpy()
+    again = qronos(torch.tensor(weight), (torch.tensor(h), torch.tensor(g)), t_grid).numpy()
     assert np.mean(np.abs(found - again) > 1e-4) < 0.02
 
 

@@ -292,6 +292,9 @@ def test_a_function_of_the_users_ranks_and_is_a_target(path: Path, tmp_path: Pat
     assert plan.value == 2 and list(plan.layers.values()).count("float") == 2
     missed = search(path, "A8W8_CPU", feeds(2), ["uint8/int8"], "floats>=2", metric=task)
     assert not missed.met and missed.value == 0 and missed.reported is None and "function" in missed.notes[0]
+    (tmp_path / "task.py").write_text("floats = lambda path: float('nan')\n")
+    with pytest.raises(ConfigError, match="the metric of the float model is nan, so nothing can be compared with it"):
+        sensitivity(path, "A8W8_CPU", feeds(2), ["uint8/int8"], task)
 
 
 KILLED = """

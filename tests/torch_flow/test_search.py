@@ -105,6 +105,12 @@ def test_a_trial_is_what_quantizing_only_that_layer_gives() -> None:
     assert trial is not None and trial.loss == pytest.approx(float(noise), rel=1e-5)
 
 
+def test_nothing_is_compared_with_a_float_model_whose_metric_is_no_number(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("score = lambda model: float('inf')\n")
+    with pytest.raises(ConfigError, match="the metric of the float model is inf"):
+        sensitivity(nn.Linear(32, 4), [torch.ones(2, 32)], ["mxfp4"], metric=f"{tmp_path / 'task.py'}:score")
+
+
 def stored(folder: Path, layers: list[str]) -> int:
     """Bytes of the tensors of some layers in the files of a folder."""
     total = 0

@@ -23,8 +23,7 @@ POWER_STEPS = 30  # iterations for the largest eigenvalue
 
 def qronos(
     weight: Array,
-    hessian: Array,
-    cross: Array,
+    sums: tuple[Array, Array],
     grid: Columns,
     block_size: int = 128,
     alpha: float = 1e-3,
@@ -34,14 +33,13 @@ def qronos(
 
     Args:
         weight: [rows, columns].
-        hessian: sum of x~ x~^T over the inputs of the quantized model.
-        cross: sum of x x~^T, x the inputs of the float model.
+        sums: of x~ x~^T, x~ the inputs of the quantized model (the Hessian), and of x x~^T, x those of the float model.
         grid: of the weight.
         block_size, act_order: as in ``gptq``.
-        alpha: part of the largest eigenvalue of the Hessian that is added to its diagonal (and to that of ``cross``).
+        alpha: part of the largest eigenvalue of the Hessian that is added to its diagonal (and that of the other sum).
     """
-    order = ordering(hessian, act_order)
-    h, g = float32(permuted(hessian, order)), float32(permuted(cross, order))
+    order = ordering(sums[0], act_order)
+    h, g = (float32(permuted(one, order)) for one in sums)
     mean = float(namespace(h).diagonal(h).mean()) or 1.0
     added = alpha * largest_eigenvalue(h)
     factor = upper_factor(h, added / mean)

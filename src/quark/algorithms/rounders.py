@@ -65,7 +65,7 @@ def _gptaq(inputs: Inputs, config: Any) -> Rounding:
 
 def _qronos(inputs: Inputs, config: Any) -> Rounding:
     sums, settings = (inputs.hessian, _cross(inputs)), (config.block_size, config.alpha, config.desc_act)
-    return lambda weight, grid: qronos(weight, *sums, grid, *settings)
+    return lambda weight, grid: qronos(weight, sums, grid, *settings)
 
 
 def _cross(inputs: Inputs) -> Same:

@@ -137,7 +137,7 @@ def _trials(
     """The trials of tasks, in their order."""
     reference, path = 0.0, str(common.model)
     if ":" in metric:
-        reference = ledger.number("the float model", lambda: by_function(metric, path)["value"])
+        reference = ledger.number("the float model", lambda: of_float(metric, path)["value"])
     units = {(unit.name, name): unit for unit, name in tasks}
 
     def results(left: Sequence[Pair]) -> Iterator[tuple[Pair, Measured]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from quark.files.journal import Journal
 from quark.measure.outputs import EXACT, loss_name
-from quark.search.function import load_function, number_of
+from quark.search.function import checked_reference, load_function, number_of
 
 Progress = Callable[[int, int], None]
 #: A layer and a candidate.
@@ -61,8 +61,16 @@ def by_function(metric: str, model: Any) -> Measured:
 
 
 def of_float(metric: str, model: Any) -> Measured:
-    """The measures of the float model, which loses nothing."""
-    return by_function(metric, model) if ":" in metric else dict(EXACT)
+    """The measures of the float model, which loses nothing.
+
+    Raises:
+        ConfigError: a function of the user's says of it what nothing can be compared with.
+    """
+    if ":" not in metric:
+        return dict(EXACT)
+    found = by_function(metric, model)
+    checked_reference(found["value"])
+    return found
 
 
 def loss_of(measured: Measured, metric: str, reference: float) -> float:
