@@ -14,16 +14,17 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+import quark
 from quark.cli import main
 from quark.errors import ConfigError
 from quark.numerics.formats import Block
 from quark.observers import SEARCHES
 from quark.torch import ModelQuantizer
-from quark.torch.config.algorithms import GPTQConfig
+from quark.torch.config.algorithms import AlgoConfig, GPTQConfig
 from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import NAMES, base_name, scheme
 from quark.torch.config.tensor import QTensorConfig
-from quark.torch.config_file import config_of, read_values
+from quark.torch.config_file import check_candidate, config_of, read_values
 from quark.torch.export.api import export_gguf
 from quark.torch.layer_runs import lay_out, measure, open_runs, traffic_of
 from quark.torch.search import ASKED, save_plan, search, types_of
@@ -358,3 +359,12 @@ def test_algorithms_that_choose_codes_do_not_go_with_types_that_do() -> None:
     given = QConfig(scheme("Q4_K"), algo_config=[GPTQConfig()])
     with pytest.raises(ConfigError, match="'gptq' chooses the codes of '0', and Q4_K chooses them with its scales"):
         ModelQuantizer(given).check(nn.Sequential(nn.Linear(256, 4)))
+    quark.register_algorithm("mine", lambda weight, hessian, grid: weight)
+    try:
+        with pytest.raises(ConfigError, match="Q4_K chooses codes with its scales, so 'mine' cannot"):
+            check_candidate("Q4_K+mine")
+        given.algo_config = [AlgoConfig.from_dict({"name": "mine"})]
+        with pytest.raises(ConfigError, match="'mine' chooses the codes of '0'"):
+            ModelQuantizer(given).check(nn.Sequential(nn.Linear(256, 4)))
+    finally:
+        quark.unregister_algorithm("mine")

@@ -33,7 +33,7 @@ from quark.search.function import checked_reference, score_of
 from quark.search.parts import split
 from quark.search.target import Target
 from quark.search.values import FLOAT
-from quark.torch.algorithms.registry import ALGORITHMS
+from quark.torch.algorithms.registry import chooses_codes
 from quark.torch.config.schemes import GGUF, NAMES
 from quark.torch.config.schemes import scheme as named
 from quark.torch.config_file import config_of
@@ -346,7 +346,7 @@ def identity_of(model: nn.Module, samples: Sequence[Any]) -> dict[str, str]:
 
 def goes_with(recipe: SchemeRecipe, scheme: str) -> bool:
     """Whether a recipe has something to mend in a scheme: inputs, or codes that are not chosen with their scales."""
-    if scheme in GGUF and any(row.codes for row in ALGORITHMS if row.config.name in recipe.algorithms):
+    if scheme in GGUF and any(map(chooses_codes, recipe.algorithms)):
         return False
     return not recipe.inputs or named(scheme).input_tensors is not None
 

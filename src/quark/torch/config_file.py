@@ -26,7 +26,7 @@ from quark.algorithms.own import OWN
 from quark.errors import ConfigError, ModelError, check_names
 from quark.search.plan_file import read_config
 from quark.search.values import FLOAT
-from quark.torch.algorithms.registry import ALGORITHMS
+from quark.torch.algorithms.registry import ALGORITHMS, chooses_codes
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import GGUF, base_name, scheme
@@ -133,7 +133,7 @@ def check_candidate(candidate: str) -> None:
     tuning = [*(row.config.name for row in ALGORITHMS if row.tunes), *OWN]
     check_names("algorithm for single layers", algorithms, tuning)
     for algorithm in algorithms:
-        if name in GGUF and any(row.codes for row in ALGORITHMS if row.config.name == algorithm):
+        if name in GGUF and chooses_codes(algorithm):
             raise ConfigError(f"{candidate!r}: {name} chooses codes with its scales, so {algorithm!r} cannot")
 
 

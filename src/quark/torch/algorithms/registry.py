@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from quark.algorithms.own import OWN
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.numerics.ggml import Ggml
@@ -93,12 +94,17 @@ def algorithm_of(config: AlgoConfig) -> Algorithm:
         ConfigError: there is none.
     """
     if config.own is not None:
-        return Algorithm(type(config), run_columns, tunes=True, linear=True)
+        return Algorithm(type(config), run_columns, tunes=True, codes=True, linear=True)
     for row in ALGORITHMS:
         if type(config) is row.config:
             return row
     known = ", ".join(sorted(row.config.name for row in ALGORITHMS))
     raise ConfigError(f"algo_config: {config.name!r} is not available; those that are: {known}")
+
+
+def chooses_codes(name: str) -> bool:
+    """Whether an algorithm chooses codes under given steps, as all that are registered do."""
+    return name in OWN or any(row.codes for row in ALGORITHMS if row.config.name == name)
 
 
 def check_order(configs: Sequence[AlgoConfig]) -> None:
