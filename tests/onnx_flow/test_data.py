@@ -175,6 +175,27 @@ def test_no_sample_at_all_is_an_error_with_the_remedy() -> None:
         fits()
 
 
+def test_samples_without_a_value_are_no_data() -> None:
+    """One of several inputs may be empty (a cache at its start), or a sample among others."""
+    with pytest.raises(DataError, match="none of the 2 samples holds a value: all arrays of 'image' are empty"):
+        fits(image(0), image(0))
+    assert fits(image(0), image())[1]["image"].size
+    assert fits({"image": image(), "ids": np.zeros((1, 0), np.int64)}, inputs=(IMAGE, IDS))
+
+
+def test_a_function_that_reads_objects_is_told_so(tmp_path: Path) -> None:
+    """They are no numbers, whatever is in them."""
+    (tmp_path / "read.py").write_text(
+        "import numpy as np\n\ndef read(path):\n    return np.ones((3, 16, 16), object)\n"
+    )
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.raw").touch()
+    onnx.save(models.cnn(), tmp_path / "cnn.onnx")
+    source = SampleSource(data=tmp_path / "raw", preprocess=f"{tmp_path / 'read.py'}:read")
+    with pytest.raises(DataError, match="sample 0: values of type object do not fit the input 'x'"):
+        list(checked(samples_of(feeds(tmp_path / "cnn.onnx", source)), inputs_of(load(tmp_path / "cnn.onnx"))))
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [(np.float16, np.float32), (np.uint8, np.float32), (np.int32, np.int64), (np.int64, np.int32), (bool, np.int64)],

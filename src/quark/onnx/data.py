@@ -259,13 +259,16 @@ def checked(samples: Iterable[Any], inputs: Sequence[ModelInput]) -> Iterator[Fe
         inputs: the inputs of the model.
 
     Raises:
-        DataError: a name, shape or type does not fit, a value is NaN or infinite, or there is no sample at all. The
-            message names the input and the number of the sample (from 0).
+        DataError: a name, shape or type does not fit, a value is NaN or infinite, there is no sample at all, or none
+            holds a value. The message names the input and the number of the sample (from 0).
     """
-    count = 0
+    count, held = 0, not inputs
     for index, sample in enumerate(samples):
-        count += 1
-        yield _feed(sample, inputs, index)
+        feed, count = _feed(sample, inputs, index), count + 1
+        held = held or any(array.size for array in feed.values())
+        yield feed
+    if count and not held:
+        raise DataError(f"none of the {count} samples holds a value: all arrays of {_names(inputs)} are empty")
     if not count:
         raise DataError(
             "the calibration data reader gave no sample. Check the folder or list it reads; a reader that was read "

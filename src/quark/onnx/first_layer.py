@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.errors import QuarkError
+from quark.files.arrays import TEXT
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
 from quark.onnx.graph.surgery import constant_array
 
@@ -35,7 +36,9 @@ def far_from_trained(model: ir.Model, name: str, array: np.ndarray) -> str:
         name: the input.
         array: one sample of it, a batch of pictures; other arrays tell nothing.
     """
-    if array.ndim != 4 or not {1, 3} & {array.shape[1], array.shape[3]} or not np.isfinite(array).all():
+    if array.ndim != 4 or not {1, 3} & {array.shape[1], array.shape[3]} or array.dtype.kind in TEXT:
+        return ""
+    if not np.isfinite(array).all():
         return ""
     layer = _first_layer(model, name)
     if layer is None or array.std() <= _FLAT * np.abs(array).max():
