@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,7 @@ def test_names_come_from_the_row(rows: None) -> None:
         (Block("mine", ELEMENT, 0), "one element or more"),
         (Block("mine", Float("fp8_e4m3", 3, 4, 15.5), 32), "not the format of that name"),
         ("fp8_e3m4", "a format is an Int, a Float or a Block"),
+        (replace(ELEMENT, name="float"), "cannot be told from 'float'"),
     ],
 )
 def test_what_is_no_format_is_refused(row: Any, words: str) -> None:
@@ -199,6 +201,17 @@ def test_what_is_no_format_is_refused(row: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         quark.register_format(row)
     assert before == FORMATS
+
+
+def test_a_format_with_the_name_of_a_scheme_is_not_taken_for_it() -> None:
+    quark.register_format(replace(ELEMENT, name="fp8"))
+    try:
+        with pytest.raises(ConfigError, match="the scheme 'fp8' is that of a registered format and one of ours"):
+            LLMTemplate.get("llama").get_config("fp8")
+        assert scheme("fp8_wo_128").weight is not None
+    finally:
+        quark.unregister_format("fp8")
+    assert scheme("fp8").weight is not None
 
 
 @pytest.mark.parametrize("row", [Float("fp5_e2m2", 2, 2, 7.0), Float("fp5_e3m1", 3, 1, 24.0), Int("own_int2", 2)])

@@ -23,7 +23,7 @@ Format: TypeAlias = Element | Block
 FORMATS: dict[str, Format] = {**ELEMENTS, **BLOCKS}
 BUILT_IN = frozenset(FORMATS)
 #: Names, without underscores, that a dialect gives to something else.
-RESERVED = {"fp4": "fp4_e2m1", "fp8e5m3": "e5m3", "mxfp4e2m1": "mxfp4", "mx": "the family mx"}
+RESERVED = {"float": "float", "fp4": "fp4_e2m1", "fp8e5m3": "e5m3", "mxfp4e2m1": "mxfp4", "mx": "the family mx"}
 #: Widest code of a registered element: wider ones have no stored form in ONNX.
 WIDEST = 8
 

@@ -137,8 +137,12 @@ def scheme(name: str) -> QLayerConfig:
     (``quark.observers.SEARCHES``) finds, of the inputs if they have some before the model runs, else of the weights.
 
     Raises:
-        ConfigError: no such scheme or method; the nearest name is shown. Or nothing in the scheme has such a range.
+        ConfigError: no such scheme or method; the nearest name is shown. Or nothing in the scheme has such a range, or
+            a registered format has its name.
     """
+    own = of_formats()
+    if name in own and name in NAMES:
+        raise ConfigError(f"the scheme {name!r} is that of a registered format and one of ours: rename the format")
     if name in REGISTERED:
         return QLayerConfig.from_dict(REGISTERED[name].to_dict())
     base, _, method = name.partition(":")
@@ -148,9 +152,9 @@ def scheme(name: str) -> QLayerConfig:
         return layer_of(*ROWS[name])
     if name in GGUF:
         return QLayerConfig(weight=GGUF[name])
-    if name not in of_formats():
+    if name not in own:
         raise ConfigError(unknown("quantization scheme", name, scheme_names()))
-    return of_formats()[name]
+    return own[name]
 
 
 def names_like(config: QLayerConfig) -> list[str]:
