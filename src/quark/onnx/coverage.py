@@ -27,7 +27,7 @@ from quark.onnx.graph.quantized import DEQUANTIZE, QUANTIZE, code_type, dequanti
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import prove_shapes, static_shape
-from quark.onnx.graph.surgery import input_at, int_attribute, name_of
+from quark.onnx.graph.surgery import constants_of, input_at, int_attribute, name_of
 from quark.onnx.passes.einsum_to_matmul import terms
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 
@@ -130,10 +130,7 @@ def _count(model: ir.Model, sizes: Sizes) -> Coverage:
         for node, place in nodes.items()
         if (kind := LAYERS.get(node.op_type)) is not None
     )
-    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
-    constants = [node.attributes.get("value") for node in nodes if node.op_type == "Constant"]  # how bodies hold theirs
-    tensors += [one.as_tensor() for one in constants if one is not None and not one.is_ref()]
-    weights = [(tensor.size, tensor.dtype.bitwidth) for tensor in tensors if tensor is not None and _is_weight(tensor)]
+    weights = [(one.size, one.dtype.bitwidth) for one in constants_of(model) if _is_weight(one)]
     return Coverage(layers, sum(size for size, _ in weights), sum(size for size, bits in weights if bits <= 8))
 
 

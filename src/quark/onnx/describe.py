@@ -13,7 +13,7 @@ from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.onnx.graph.model import data_files, load
 from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZERS, STORED
-from quark.onnx.graph.surgery import all_nodes, opset
+from quark.onnx.graph.surgery import all_nodes, constants_of, opset
 from quark.onnx.quantized_plan import rows_of
 
 SPELLED = {"FLOAT": "float32", "DOUBLE": "float64"}
@@ -99,11 +99,7 @@ def file_bytes(path: str | Path) -> int:
 
 def largest_constant(path: str | Path) -> int:
     """Elements of the largest constant of floating point, 0 where there is none."""
-    model = load(path)
-    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
-    held = [node.attributes.get("value") for node in all_nodes(model) if node.op_type == "Constant"]
-    tensors += [one.as_tensor() for one in held if one is not None and not one.is_ref()]
-    return max((one.size for one in tensors if one is not None and one.dtype.is_floating_point()), default=0)
+    return max((one.size for one in constants_of(load(path)) if one.dtype.is_floating_point()), default=0)
 
 
 def dtype_name(dtype: ir.DataType | None) -> str:

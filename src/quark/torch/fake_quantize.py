@@ -40,6 +40,16 @@ class Quantizer(nn.Module):
         """The quantizer that has the stages and their parameters: itself, but where a file gives them other names."""
         return self
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        """Move to another device; codes, scales and zero points keep their types."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            value = self._buffers[name]
+            if old is not None and value is not None and value.dtype != old.dtype:
+                self._buffers[name] = old.to(value.device)
+        return self
+
 
 class FakeQuantize(Quantizer):
     """One stage of one tensor.
@@ -191,16 +201,6 @@ class FakeQuantize(Quantizer):
             if not self.stage.format.has_zero_point:
                 self.zero_point = torch.zeros_like(zero_point_of(self))
         return self.enabled
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> FakeQuantize:
-        """Move to another device, but keep the types of scale and zero point."""
-        before = self.scale, self.zero_point
-        super()._apply(fn, recurse)
-        for name, old in zip(("scale", "zero_point"), before, strict=True):
-            value = self._buffers.get(name)
-            if old is not None and value is not None and value.dtype != old.dtype:
-                self._buffers[name] = old.to(value.device)
-        return self
 
     def extra_repr(self) -> str:
         """The spec in one line."""

@@ -116,6 +116,12 @@ def kind_of(module: nn.Module) -> LayerKind | None:
     return None
 
 
+def is_transposed(module: nn.Module) -> bool:
+    """Whether the weight of a layer is stored [in, out]."""
+    kind = kind_of(module)
+    return kind is not None and kind.transposed
+
+
 def type_names() -> list[str]:
     """Names of the types that a configuration file can hold."""
     return [kind.type.__name__ for kind in KINDS] + [CONV1D[1]] + [cls.__name__ for cls in RECURRENT]

@@ -37,7 +37,7 @@ from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
 from quark.torch.algorithms.context import ModelContext
 from quark.torch.algorithms.guard import MODEL_SAMPLES, best_of, change_all, output_distance
 from quark.torch.config.algorithms import RotationConfig
-from quark.torch.layers import kind_of, own_parameter
+from quark.torch.layers import is_transposed, kind_of, own_parameter
 from quark.torch.probe import CLOSE, all_equal
 from quark.torch.rotated import attach_rotation, detach_rotation
 from quark.torch.short_sample import example
@@ -324,23 +324,15 @@ def width_of(module: nn.Module) -> int:
     return int(own_parameter(module).shape[1 if is_transposed(module) else 0])
 
 
-def is_transposed(module: nn.Module) -> bool:
-    """Whether the weight of a layer is stored [in, out]."""
-    kind = kind_of(module)
-    return kind is not None and kind.transposed
-
-
 def out_in(module: nn.Module) -> torch.Tensor:
     """The weight as float64 [out, in]."""
-    kind = kind_of(module)
     weight = own_parameter(module).detach().double()
-    return weight.T if kind is not None and kind.transposed else weight
+    return weight.T if is_transposed(module) else weight
 
 
 def set_weight(context: ModelContext, module: nn.Module, value: torch.Tensor) -> None:
     """Give a layer the weight ``value`` [out, in]."""
-    kind = kind_of(module)
-    stored = value.T.contiguous() if kind is not None and kind.transposed else value
+    stored = value.T.contiguous() if is_transposed(module) else value
     context.undo.set_parameter(module, "weight", stored)
 
 

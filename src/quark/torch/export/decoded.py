@@ -32,6 +32,11 @@ OWN, OWN_FIELDS = "quark", ("scale_rule", "narrow")
 COMPRESSED = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape")
 
 
+def strategy_of(found: Any) -> str:
+    """The name of the strategy of ``QuantizationArgs``, or of what says the same."""
+    return str(getattr(found.strategy, "value", found.strategy))
+
+
 @dataclass(frozen=True)
 class Windows:
     """Some rows of a tensor, as runs (first, number); one run of all of them is the whole tensor.

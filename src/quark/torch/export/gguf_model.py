@@ -39,7 +39,8 @@ from quark.torch.export.language_part import language_part
 from quark.torch.export.model_files import check_merged
 from quark.torch.export.original import names_of as outside_names
 from quark.torch.export.state import own_tensors
-from quark.torch.export.upright import is_turned, set_upright
+from quark.torch.export.upright import set_upright
+from quark.torch.layers import is_transposed
 from quark.torch.quantized_layer import quantized_layers
 from quark.torch.rotated import refuse_to_export
 
@@ -191,7 +192,7 @@ def tell(loss: FileLoss, file: str) -> None:
 def taken_apart(model: nn.Module) -> nn.Module:
     """A model that shares its tensors with ``model``, with every stacked expert taken apart and every weight as
     [outputs, inputs]."""
-    if not any(is_fused(module) or is_turned(module) for module in model.modules()):
+    if not any(is_fused(module) or is_transposed(module) for module in model.modules()):
         return model
     kept: dict[int, Any] = {id(value): value for value in (*model.parameters(), *model.buffers())}
     apart = copy.deepcopy(model, kept)

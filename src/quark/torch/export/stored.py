@@ -31,15 +31,6 @@ class StoredParameters(Quantizer):
         for name, (shape, dtype) in form.items():
             self.register_buffer(name, torch.empty(shape, dtype=dtype, device=device))
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            value = self._buffers[name]
-            if old is not None and value is not None and value.dtype != old.dtype:
-                self._buffers[name] = old.to(value.device)
-        return self
-
     def settle(self, layer: nn.Module, prefix: str) -> None:
         """Give ``layer`` the numbered parameters, as ``<prefix>_<name>``."""
         self.__dict__["owner"], self.__dict__["prefix"] = layer, prefix

@@ -34,6 +34,7 @@ from quark.torch.calibration import device_of
 from quark.torch.config.model import QConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.experts import UnfusedExperts, is_fused, numbered_stacks
+from quark.torch.export.decoded import strategy_of
 from quark.torch.export.gptqmodel_reads import METHODS, check_asked, check_gptqmodel, class_of, is_left_float, refusal
 from quark.torch.export.model_files import HALVES, float_dtype, is_untied, kept_wide
 from quark.torch.export.oldest_transformers import why_too_old
@@ -188,11 +189,6 @@ def show_axes_of(model: nn.Module, prepared: nn.Module) -> bool:
         for part in unknown[name]:
             part.axes |= axes
     return any(part.axes for name in own for part in unknown[name])
-
-
-def strategy_of(found: Any) -> str:
-    """The name of a strategy."""
-    return str(getattr(found.strategy, "value", found.strategy))
 
 
 def parts_of_inputs(layer: QuantLayer) -> list[FakeQuantize]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from quark.torch.export.stored import StoredTensor
 from quark.torch.fake_quantize import FakeQuantize, parts
-from quark.torch.layers import LayerKind, become, kind_of, known_kind, own_parameter
+from quark.torch.layers import LayerKind, become, is_transposed, known_kind, own_parameter
 from quark.torch.plan_rows import on_axis
 from quark.torch.quantized_layer import QuantLayer, forget_quantized, quantized_class
 from quark.torch.stage import Stages
@@ -21,16 +21,10 @@ def upright_stages(stages: Stages, kind: LayerKind) -> Stages:
     return tuple(on_axis(stage, kind.weight_granularity(stage.spec.granularity)) for stage in stages)
 
 
-def is_turned(layer: nn.Module) -> bool:
-    """Whether the weight of a layer is [inputs, outputs]."""
-    kind = kind_of(layer)
-    return kind is not None and kind.transposed
-
-
 def set_upright(model: nn.Module) -> None:
     """Turn the weights of a model, which is changed; its tensors stay as they are."""
     for layer in model.modules():
-        if is_turned(layer):
+        if is_transposed(layer):
             turn_layer(layer, known_kind(layer))
 
 

@@ -23,10 +23,11 @@ from quark.torch.config.model import QLayerConfig
 from quark.torch.config.type import ScaleType
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, weight_files
 from quark.torch.export.declared import declared
+from quark.torch.export.decoded import strategy_of
 from quark.torch.export.model_files import read_object
 from quark.torch.export.original import names_of
 from quark.torch.export.reader_scales import SCALE_TYPES
-from quark.torch.files.grids import refuse, strategy_of
+from quark.torch.files.grids import refuse
 from quark.torch.files.skeleton import StoredSource, stored_tensors
 from quark.torch.kv_cache import argument_of, head_size, role_of
 from quark.torch.layers import kind_of

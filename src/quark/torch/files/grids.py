@@ -19,7 +19,7 @@ from quark.torch.config.model import QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType, ScaleType
 from quark.torch.export.checkpoint import Checkpoint
-from quark.torch.export.decoded import OWN, OWN_FIELDS
+from quark.torch.export.decoded import OWN, OWN_FIELDS, strategy_of
 from quark.torch.files.skeleton import StoredSource
 
 Parts = dict[str, torch.Tensor]
@@ -156,11 +156,6 @@ BLOCKS: Mapping[tuple[Any, ...], str] = {
     ("float", 6, "group", 32, torch.uint8): "mxfp6_e2m3",
     ("float", 8, "group", 32, torch.uint8): "mxfp8",
 }
-
-
-def strategy_of(found: Any) -> str:
-    """The name of a strategy."""
-    return str(getattr(found.strategy, "value", found.strategy))
 
 
 def block(found: Any) -> QTensorConfig:
