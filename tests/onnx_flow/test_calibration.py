@@ -238,10 +238,11 @@ def test_requests_are_checked_when_they_are_made() -> None:
 
 
 def test_a_tensor_that_is_always_empty_gets_an_empty_range() -> None:
-    graph = "g (float[N] x) => (float[N] y) { y = Relu (x) }"
+    graph = "g (float[N] x, float[M] w) => (float[N] y, float[M] z) { y = Relu (x) z = Relu (w) }"
     model = ir.from_proto(onnx.shape_inference.infer_shapes(models.model(graph)))
+    feed = {"x": np.empty(0, np.float32), "w": np.ones(1, np.float32)}
     for method in ("minmax", "percentile"):
-        assert calibrate(model, {"y": Request(GRID, method)}, [{"x": np.empty(0, np.float32)}]) == {"y": (0.0, 0.0)}
+        assert calibrate(model, {"y": Request(GRID, method)}, [feed]) == {"y": (0.0, 0.0)}
 
 
 def test_histograms_hold_every_value_once(network: Any, feeds: Any, tensors: Any) -> None:
