@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-TEXT = "OSU"
-"""Kinds of NumPy data types that hold text."""
+from quark.files.plain import TEXT
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

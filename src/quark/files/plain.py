@@ -22,6 +22,7 @@ import numpy as np
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 DATA = (Mapping, set, frozenset, list, tuple, np.ndarray, np.generic)
+TEXT = "OSU"  # kinds of NumPy data types that hold text
 Known = Callable[[Any], Any]
 """What stands for a value of a kind that this module does not know; ``None`` for any other value."""
 

@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from quark.dataclass import dataclass
-from quark.files.arrays import TEXT
+from quark.files.plain import TEXT
 from quark.measure.boxes import CONFIDENT, COORDINATES, SLACK, Ranked, form_of, list_of, matches
 from quark.measure.distance import ChannelSums
 from quark.measure.logits import Reading, reading_of

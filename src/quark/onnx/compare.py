@@ -27,7 +27,7 @@ import onnx_ir as ir
 from quark.config.plan import TensorPlan
 from quark.dataclass import dataclass
 from quark.errors import DataError
-from quark.files.arrays import TEXT
+from quark.files.plain import TEXT
 from quark.measure.answers import Answers
 from quark.measure.answers import update as update_answers
 from quark.measure.distance import Distance

@@ -259,21 +259,21 @@ def checked(samples: Iterable[Any], inputs: Sequence[ModelInput]) -> Iterator[Fe
         inputs: the inputs of the model.
 
     Raises:
-        DataError: a name, shape or type does not fit, a value is NaN or infinite, there is no sample at all, or none
-            holds a value. The message names the input and the number of the sample (from 0).
+        DataError: a name, shape or type does not fit, a value is NaN or infinite, or no sample holds a value. The
+            message names the input and the number of the sample (from 0).
     """
-    count, held = 0, not inputs
+    index, held = -1, not inputs
     for index, sample in enumerate(samples):
-        feed, count = _feed(sample, inputs, index), count + 1
-        held = held or any(array.size for array in feed.values())
+        feed = _feed(sample, inputs, index)
+        held |= any(array.size for array in feed.values())
         yield feed
-    if count and not held:
-        raise DataError(f"none of the {count} samples holds a value: all arrays of {_names(inputs)} are empty")
-    if not count:
+    if index < 0:
         raise DataError(
             "the calibration data reader gave no sample. Check the folder or list it reads; a reader that was read "
             "before is used up: create a new one, or give it a rewind() method"
         )
+    if not held:
+        raise DataError(f"none of the {index + 1} samples holds a value: all arrays of {_names(inputs)} are empty")
 
 
 def _feed(sample: Any, inputs: Sequence[ModelInput], index: int) -> Feed:
@@ -346,9 +346,7 @@ def _typed(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
     """``array`` in the type of the input, if no value changes."""
     if array.dtype == one.dtype or one.dtype is None:
         return array
-    truth = (
-        array.dtype.kind == "b" and one.dtype.kind not in "biu"
-    )  # a mask may be whole numbers; an image is not a mask
+    truth = array.dtype.kind == "b" and one.dtype.kind not in "biu"  # a mask may be whole numbers, an image none
     if truth or array.dtype.kind in "OSUmMc":
         raise DataError(f"sample {index}: values of type {array.dtype} do not fit the input {one}")
     if np.can_cast(array.dtype, one.dtype, "safe"):

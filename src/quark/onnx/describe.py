@@ -12,8 +12,8 @@ from quark.config.plan import TensorPlan
 from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.onnx.graph.model import data_files, load
-from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZERS, STORED
-from quark.onnx.graph.surgery import all_nodes, constants_of, opset
+from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZERS, STORED, constants_of
+from quark.onnx.graph.surgery import all_nodes, opset
 from quark.onnx.quantized_plan import rows_of
 
 SPELLED = {"FLOAT": "float32", "DOUBLE": "float64"}

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.errors import QuarkError
-from quark.files.arrays import TEXT
+from quark.files.plain import TEXT
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
 from quark.onnx.graph.surgery import constant_array
 

@@ -24,7 +24,7 @@ from torch import nn
 
 from quark import parallel
 from quark.dataclass import dataclass
-from quark.errors import ConfigError
+from quark.errors import ConfigError, known
 from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.measure.outputs import loss_name
@@ -65,9 +65,7 @@ class Source:
         """The model."""
         if self.model is not None:
             return self.model
-        if self.folder is None:
-            raise ConfigError("a model or a folder is needed")
-        return load_model(self.folder, self.device, self.trust_remote_code)
+        return load_model(known(self.folder, "the folder of the model"), self.device, self.trust_remote_code)
 
 
 @dataclass(frozen=True)

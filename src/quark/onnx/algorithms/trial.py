@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any
 
 import onnx_ir as ir
@@ -31,21 +31,15 @@ class Trials:
     Attributes:
         model: comes back unchanged.
         known: the nodes that the user may name.
-        samples: at most so many are calibrated on; ``None``: all.
     """
 
     model: ir.Model
     context: JobContext
     known: Sequence[NodeInfo]
-    samples: int | None = None
     ranges: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     def quantized(self, job: Job) -> ir.Model:
         """The model under a job, before any fine-tuning."""
-        if self.samples is not None:
-            given = job.options.CalibDataSize
-            size = self.samples if given is None else min(given, self.samples)
-            job = replace(job, options=job.options.model_copy(update={"CalibDataSize": size}))
         model, mode = apart(self.model), MODES[job.mode]  # trials run beside each other
         plan = mode.place(model, job, self.known)
         mode.set_parameters(model, plan, self._ranges(model, plan, job), job.options)

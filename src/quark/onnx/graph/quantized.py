@@ -9,6 +9,7 @@ from quark.dataclass import dataclass
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
+    all_nodes,
     bypass,
     constant_array,
     drop_if_unused,
@@ -62,6 +63,14 @@ class QuantizedActivation:
 def all_nodes_in_graphs(model: ir.Model) -> list[ir.Node]:
     """The nodes of the graph and its subgraphs, not of functions."""
     return list(ir.traversal.RecursiveGraphIterator(model.graph))
+
+
+def constants_of(model: ir.Model) -> list[ir.TensorProtocol]:
+    """Every constant tensor: initializers, and the Constant nodes by which bodies hold theirs."""
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    held = [node.attributes.get("value") for node in all_nodes(model) if node.op_type == "Constant"]
+    tensors += [one.as_tensor() for one in held if one is not None and not one.is_ref()]
+    return [one for one in tensors if one is not None]
 
 
 def stages(model: ir.Model) -> list[QuantizedActivation]:

@@ -144,14 +144,6 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from ir.traversal.RecursiveGraphIterator(function)
 
 
-def constants_of(model: ir.Model) -> list[ir.TensorProtocol]:
-    """Every constant tensor: initializers, and the Constant nodes by which bodies hold theirs."""
-    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
-    held = [node.attributes.get("value") for node in all_nodes(model) if node.op_type == "Constant"]
-    tensors += [one.as_tensor() for one in held if one is not None and not one.is_ref()]
-    return [one for one in tensors if one is not None]
-
-
 def nodes_of(model: ir.Model, *op_types: str) -> list[ir.Node]:
     """The nodes of these standard operators, in the graph and its subgraphs: a list, so that a pass may change them."""
     nodes = ir.traversal.RecursiveGraphIterator(model.graph)

@@ -102,7 +102,6 @@ class FileJob:
         grids: where the grids are that tensors of the source had, by their names there.
         found: what became of these.
         known: that of a file which an interrupted job has finished.
-        verify: whether the file is read back.
         expected: what is found then.
     """
 
@@ -122,7 +121,6 @@ class FileJob:
     grids: Mapping[str, Path] = field(default_factory=dict)
     found: list[CarriedLayers] = field(default_factory=list)
     known: CarriedLayers | None = None
-    verify: bool = True
     expected: dict[str, Expected] = field(default_factory=dict)
 
     def run(self) -> tuple[str, CarriedLayers]:
@@ -132,8 +130,7 @@ class FileJob:
             return self.file, self.known or CarriedLayers()
         with part_of(goal) as part:
             write_file(part, self.items())
-            if self.verify:
-                self.read_back(part)
+            self.read_back(part)
         return self.file, sum(self.found, CarriedLayers())
 
     def read_back(self, path: Path) -> None:
@@ -165,8 +162,7 @@ class FileJob:
     def codes(self, name: str) -> dict[str, torch.Tensor]:
         """A tensor quantized and packed."""
         made, value, quantizer = (self.tuned_codes if name in self.tuned else self.own_codes)(name)
-        if self.verify:
-            self.expected[name] = expected(value, quantizer, self.pack_method)
+        self.expected[name] = expected(value, quantizer, self.pack_method)
         return renamed(name, made)
 
     def own_codes(self, name: str) -> Made:
@@ -213,8 +209,7 @@ class FileJob:
         else:
             with opened(self.tuned[name]) as file:
                 value = file.get_tensor(name)
-        if self.verify:
-            self.expected[name] = expected(value, None, self.pack_method)
+        self.expected[name] = expected(value, None, self.pack_method)
         return value
 
     def tuned_codes(self, name: str) -> Made:
