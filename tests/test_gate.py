@@ -285,7 +285,8 @@ def test_functions_replace_results_and_never_inputs(tmp_path: Path) -> None:
 
 #: Calls that write, move or remove files; ``open`` counts with a mode that writes.
 WRITERS = {
-    *("write_text", "write_bytes", "save_file", "tofile", "mkstemp", "TemporaryFile", "NamedTemporaryFile"),
+    *("write_text", "write_bytes", "write_arrays", "save_file", "tofile", "mkstemp"),
+    *("TemporaryFile", "NamedTemporaryFile"),
     *(
         "TemporaryDirectory",
         "mkdtemp",
@@ -317,7 +318,6 @@ ALLOWED = {
     "quark.onnx.kernel_times": PRIVATE,
     "quark.onnx.scratch": "the folder for intermediate files",
     "quark.onnx.search": PRIVATE,
-    "quark.onnx.sensitivity": PRIVATE,
     "quark.onnx.workers": PRIVATE,
     "quark.onnx.graph.model": DRAFT,
     "quark.search.knapsack": "os.devnull, where the solver's own lines go",

@@ -27,7 +27,7 @@ ROOT = Path(quark.__file__).parent
 OPENERS = {
     *("open", "read_text", "read_bytes", "memmap", "fromfile", "ZipFile", "safe_open", "load_file", "from_pretrained"),
     *("read_json", "read_settings", "read_state", "load_array", "ArrayArchive", "SpecialVocab", "SentencePieceVocab"),
-    *("get_data", "exec_module", "run_path"),
+    *("get_data", "exec_module", "run_path", "read_arrays"),
 }
 #: What opens no file of a user's, or runs code of the user's by design: (reason, functions).
 APART = {
@@ -39,7 +39,7 @@ APART = {
         "onnx.injected", "onnx.layer_runs", "torch.layer_runs", "torch.one_pass", "onnx.kernel_times", "onnx.scratch",
         "torch.export.shards",
         "onnx.algorithms.samples",
-        "files.lock", "files.atomic", "onnx.climb",
+        "files.lock", "files.atomic", "files.arrays", "onnx.climb",
     ),
     "its first bytes, whatever they are": ("onnx.graph.other_formats",),
     "a digest of bytes, whatever they are": ("files.identity", "search.function.digest_of"),
