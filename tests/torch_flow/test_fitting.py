@@ -377,3 +377,29 @@ def test_every_pair_of_the_registry_is_one_model() -> None:
     assert len(pairs) > 1000
     for kind, name in sorted(pairs):
         check_named(Path(), {"model_type": kind, "architectures": [name]})
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "axk1", "llama"])
+def test_a_size_of_heads_that_no_tensor_shows(kind: str, tmp_path: Path) -> None:
+    """DeepSeek's is that of the rotated part: no tensor has it, and with another the model does not run."""
+    model: Any = tiny.made(kind, dict(tiny.model_types())[kind], {})
+    folder = tmp_path / "m"
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    read_skeleton(read_checkpoint(folder))
+    load_model(folder)
+    wrong = r"the tensor" if kind == "llama" else r"head_dim is 24, with which the layers do not fit.*makes \d+ of"
+    (folder / "config.json").write_text(json.dumps({**config, "head_dim": 24}))
+    for read in (load_model, lambda folder: read_skeleton(read_checkpoint(folder))):
+        with pytest.raises(ModelError, match=wrong):
+            read(folder)
+
+
+@pytest.mark.parametrize("text", ["{not json", "[1, 2]", "null"])
+def test_a_broken_generation_config(text: str, tmp_path: Path) -> None:
+    """transformers names ``config.json``, or says nothing and takes another; file by file it was copied."""
+    folder_of("llama", tmp_path)
+    (tmp_path / "generation_config.json").write_text(text)
+    for read in (load_model, lambda folder: read_skeleton(read_checkpoint(folder))):
+        with pytest.raises(ModelError, match=r"generation_config\.json"):
+            read(tmp_path)

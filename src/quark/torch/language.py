@@ -70,7 +70,7 @@ def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None
     """The float model in a folder; arguments and errors as in ``load_model``."""
     from quark.torch.export.checkpoint import PICKLES, check_no_adapter, read_checkpoint
     from quark.torch.export.model_files import read_object
-    from quark.torch.files.fitting import check_counts, check_types, told
+    from quark.torch.files.fitting import check_counts, check_derived, check_types, told
     from quark.torch.files.named import check_named
     from quark.torch.files.skeleton import stored_tensors
 
@@ -102,6 +102,7 @@ def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None
     model: nn.Module = loaded[0]
     check_fit(folder, model, loaded[1])
     check_types(folder, model, {name: one.dtype for name, one in stored.items()})
+    check_derived(folder, config, model)
     return model
 
 

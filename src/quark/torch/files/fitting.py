@@ -18,7 +18,8 @@ from quark.errors import ModelError, QuarkError
 from quark.torch.experts import unfuse_experts
 from quark.torch.export.left_out import LAYER, depth_of, is_ignored
 from quark.torch.export.original import names_of, way_in
-from quark.torch.export.transformers_reads import without_values
+from quark.torch.export.transformers_reads import OTHERS, without_values
+from quark.torch.short_sample import example
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ ROUTED = re.compile(r"(num|n)_experts_per_tok(en)?$")
 COUNTS = re.compile(r"(_size|_dim|heads?|layers?|experts|n_embd)$")
 PADDING, PADDED = "Padding_idx must be within", re.compile(r"pad_token_id$|vocab_size$")
 PAD_IS = "pad_token_id, which its class sets where the file has none, must be below vocab_size; null is allowed"
+MISFIT = re.compile(r"broadcast a dimension|size of tensor|expanded size|invalid for input|cannot be multiplied|to sum")
 NUMBER = re.compile(r"\d+")
 HUGE = 1 << 31
 
@@ -90,6 +92,60 @@ def check_counts(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]
             raise ModelError(
                 f"{str(folder / 'config.json')!r}: {name} is {value}, and the files hold {count} tensors in all"
             )
+
+
+def check_derived(folder: Path, config: Mapping[str, Any], model: nn.Module) -> None:
+    """A size of heads that no tensor shows is one with which the layers fit each other, as far as they run.
+
+    Args:
+        folder: of the checkpoint.
+        config: its ``config.json``.
+        model: that it makes; it is run without values, where a size is another one than its class makes.
+
+    Raises:
+        ModelError: a size with which they do not, and without which they do.
+    """
+    for name, value, usual, other in derived_sizes(config, getattr(model, "config", None)):
+        if (why := misfit(model)) and not misfit(like(model, other)):
+            raise ModelError(
+                f"{str(folder / 'config.json')!r}: {name} is {value}, with which the layers do not fit each other "
+                f"({why:.120}); without it the class makes {usual} of the other sizes"
+            )
+
+
+def derived_sizes(config: Mapping[str, Any], own: Any) -> Iterator[tuple[str, int, int, Any]]:
+    """(name, value, the size that the class makes where the file has none, the configuration then) of sizes of heads
+    that differ from it."""
+    for name, value in numbers(config):
+        part, _, last = name.rpartition(".")
+        if last.endswith("head_dim") and "." not in part and hasattr(own, "from_dict"):
+            less: Any = copy.deepcopy(dict(config))
+            del (less[part] if part else less)[last]
+            with suppress(Exception):
+                other = type(own).from_dict(less)
+                usual = getattr(getattr(other, part) if part else other, last, None)
+                if isinstance(usual, int) and usual != value:
+                    yield name, value, usual, other
+
+
+def like(model: nn.Module, config: Any) -> nn.Module:
+    """A model of the same class, without values; the model itself where a configuration makes none."""
+    with suppress(Exception), torch.device("meta"):
+        return type(model)(config)
+    return model
+
+
+def misfit(model: nn.Module) -> str | None:
+    """Why sizes do not fit each other while a language model runs without values, as far as it does; None: they do."""
+    bare = without_values(model)
+    for mask in (False, True):
+        try:
+            given = example(bare)
+            bare(**given, **({"attention_mask": torch.ones_like(given["input_ids"])} if mask else {}))
+        except (*OTHERS, AttributeError, AssertionError, QuarkError) as error:  # what runs on values may not here
+            if MISFIT.search(str(error)):
+                return " ".join(str(error).split())
+    return None
 
 
 def check_lacking(

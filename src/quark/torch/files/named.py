@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import ModelError, nearest
-from quark.torch.export.model_files import class_named
+from quark.torch.export.model_files import class_named, read_object
 
 log = logging.getLogger(__name__)
+GENERATION = "generation_config.json"
 
 
 def check_named(folder: Path, config: Mapping[str, Any]) -> None:
@@ -27,13 +28,16 @@ def check_named(folder: Path, config: Mapping[str, Any]) -> None:
         config: its ``config.json``.
 
     Raises:
-        ModelError: an unknown type, no architecture, or one of another type; the field, its value and the usual one
-            are named. An architecture that transformers does not have is warned of: other programs may.
+        ModelError: a broken generation_config.json, an unknown type, no architecture, or one of another type; the
+            field, its value and the usual one are named. An architecture that transformers does not have is warned of:
+            other programs may.
     """
     try:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     except ImportError:
         return
+    if (folder / GENERATION).is_file():  # which transformers reads with the model
+        read_object(folder / GENERATION)
     kind, listed = config.get("model_type"), config.get("architectures")
     name = str(listed[0]) if isinstance(listed, list) and listed else ""
     own, file = class_named(name), str(folder / "config.json")

@@ -27,7 +27,7 @@ from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
 from quark.torch.export.model_files import HALVES, class_named, kept_wide
 from quark.torch.export.original import FileNames, names_of
-from quark.torch.files.fitting import check_counts, check_lacking, check_types, left_behind, told
+from quark.torch.files.fitting import check_counts, check_derived, check_lacking, check_types, left_behind, told
 from quark.torch.files.named import check_named
 from quark.torch.files.names import names_in_memory, renamed, renames_of
 
@@ -148,6 +148,7 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     base = f"{inside}." if inside in model._modules and not begun else ""
     together = set(model.state_dict())
     check_types(checkpoint.folder, model, {name: one.dtype for name, one in stored.items()})
+    check_derived(checkpoint.folder, checkpoint.config, model)
     with told(checkpoint.folder, checkpoint.config):
         apart = stacks(model)
         outside = names_of(model)
