@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,47 @@ def test_what_changes_values_beside_codes_is_refused(
     said = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
     entry(tmp_path / "q", quantization_config={**said, key: {"config_groups": {}}})
     assert f"{key} of compressed-tensors" in typed(command, tmp_path / "q", capsys)
+
+
+FORMATS: dict[str, tuple[dict[str, Any], str]] = {  # what is changed in the description, and what is said of it
+    "legacy": ({"format": "marlin-24"}, "unknown format of compressed-tensors 'marlin-24'"),
+    "inputs in another order": ({"weights": {"actorder": "group"}}, "actorder of compressed-tensors is 'group'"),
+    "no zero points": ({"weights": {"symmetric": False}}, "not symmetric, and its weight_zero_point is missing"),
+    "blocks": ({"weights": {"strategy": "block", "block_structure": [32, 32]}}, r"by block needs 8"),
+    "floats": ({"quantization_status": "frozen"}, "is bfloat16 beside scales, and not codes"),
+    "dense": ({"sparsity_config": {"format": "dense", "sparsity_structure": "2:4"}}, ""),
+}
+
+
+@pytest.mark.parametrize("case", FORMATS)
+def test_what_compressed_tensors_says_and_stores_belongs_together(case: str, tmp_path: Path) -> None:
+    """Floats that are rounded while programs run were multiplied by their scales, without a word."""
+    change, why = FORMATS[case]
+    model = quantized(llama(torch.bfloat16), LLMTemplate.get("llama").get_config("int8_wo_per_channel"))
+    export_as(model, tmp_path / "q", "compressed-tensors", tmp_path)
+    dequantize_checkpoint(tmp_path / "q", tmp_path / "before")
+    said = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    group = said["config_groups"]["group_0"]
+    group["weights"] |= change.get("weights", {})
+    group["format"] = change.get("format", group["format"])
+    entry(tmp_path / "q", quantization_config={**said, **{k: v for k, v in change.items() if k != "weights"}})
+    path = tmp_path / "q" / "model.safetensors"
+    if case in ("floats", "blocks"):
+        stored = load_file(path)
+        codes = [name for name in stored if name.endswith(".weight_packed")]
+        for name in codes:
+            del stored[name.replace("_packed", "_shape")]
+            packed = stored.pop(name)
+            size = (packed.shape[0], packed.shape[1] * 4)
+            stored[name.removesuffix("_packed")] = torch.ones(size).to(
+                torch.int8 if case == "blocks" else torch.bfloat16
+            )
+        save_file(stored, path, {"format": "pt"})
+    with pytest.raises((ConfigError, ModelError), match=why) if why else nullcontext():
+        dequantize_checkpoint(tmp_path / "q", tmp_path / "after")
+    if not why:
+        before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("before", "after"))
+        assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_layer_that_several_groups_name_has_the_scheme_of_the_library() -> None:

@@ -27,7 +27,7 @@ class Coded:
     decode: Decoder
 
 
-FOREIGN = (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError)
+FOREIGN = (KeyError, IndexError, AssertionError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError)
 """What torch, pydantic and the libraries of formats raise where parts do not fit, or a description is damaged."""
 
 

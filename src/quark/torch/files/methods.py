@@ -53,9 +53,7 @@ def compressed_tensors(tensors: Tensors, described: Mapping[str, Any], checkpoin
     """What the library compressed-tensors decodes, layer by layer."""
     from compressed_tensors.quantization import QuantizationConfig
 
-    for key, what in BEHIND.items():
-        if described.get(key):
-            raise ConfigError(f"{str(checkpoint.folder)!r}: {key} of compressed-tensors ({what}) is not read here")
+    check_described(described, checkpoint.folder)
     config = QuantizationConfig.model_validate(described)
     found = {}
     for name in tensors:
@@ -65,11 +63,52 @@ def compressed_tensors(tensors: Tensors, described: Mapping[str, Any], checkpoin
             own = {end: f"{prefix}{end}" for end in COMPRESSED if f"{prefix}{end}" in tensors}
             shape = compressed_shape(tensors, own, scheme, checkpoint)
             check_scales(f"{str(checkpoint.folder)!r}: {name!r}", tensors[name].shape, scheme.weights, shape)
+            check_codes(f"{str(checkpoint.folder)!r}: {prefix}weight", tensors, own, scheme.weights)
             exact = nvfp4 if "weight_global_scale" in own else decompressor(scheme, config.format)
             if told(scheme.weights):
                 exact = in_kernels(exact, of_arguments(name, scheme.weights, tensors[name].dtype).to_stage().spec)
             found[f"{prefix}weight"] = Coded(shape, own, exact)
     return found
+
+
+def check_described(described: Mapping[str, Any], folder: Path) -> None:
+    """What compressed-tensors stores is in a format that the library decodes, and nothing changes it beside the codes.
+
+    Raises:
+        ConfigError: it is not; the field is named.
+    """
+    from compressed_tensors.compressors import BaseCompressor
+
+    for key, what in BEHIND.items():
+        if described.get(key) and not (key == "sparsity_config" and described[key].get("format") == "dense"):
+            raise ConfigError(f"{str(folder)!r}: {key} of compressed-tensors ({what}) is not read here")
+    groups = [group for group in (described.get("config_groups") or {}).values() if isinstance(group, Mapping)]
+    if any((group.get("weights") or {}).get("actorder") == "group" for group in groups):
+        raise ConfigError(
+            f"{str(folder)!r}: actorder of compressed-tensors is 'group' (inputs in another order), which "
+            f"is not read here; 'static' and 'weight' are"
+        )
+    known = [*map(str, BaseCompressor.registered_names())]
+    named = [group["format"] for group in groups if group.get("format")]
+    for format in named if len(named) == len(groups) > 0 else [described.get("format"), *named]:
+        if format is not None and format not in known:
+            raise ConfigError(f"{str(folder)!r}: {unknown('format of compressed-tensors', str(format), known)}")
+
+
+def check_codes(what: str, tensors: Tensors, own: Mapping[str, str], weights: Any) -> None:
+    """A weight beside scales is codes, with the zero points that it says it has.
+
+    Raises:
+        ModelError: floats, which programs round while they run; or zero points that are missing.
+    """
+    stored = tensors[own["weight"]].dtype if "weight" in own else None
+    if stored is not None and stored.is_floating_point and stored.itemsize > 1:
+        raise ModelError(
+            f"{what} is {str(stored).removeprefix('torch.')} beside scales, and not codes: it was saved before it was "
+            f"compressed (quantization_status), and programs round it while they run; save it compressed"
+        )
+    if weights.type == "int" and not weights.symmetric and "weight_zero_point" not in own:
+        raise ModelError(f"{what} is not symmetric, and its weight_zero_point is missing")
 
 
 def check_scales(what: str, given: tuple[int, ...], weights: Any, shape: tuple[int, ...]) -> None:
@@ -78,6 +117,8 @@ def check_scales(what: str, given: tuple[int, ...], weights: Any, shape: tuple[i
     strategy, size = str(getattr(weights.strategy, "value", weights.strategy)), weights.group_size or columns
     groups = rows * -(-columns // size)
     wanted = {"tensor": 1, "channel": rows, "group": groups, "tensor_group": groups}
+    if strategy == "block" and weights.block_structure:
+        wanted["block"] = prod(-(-n // int(k)) for n, k in zip((rows, columns), weights.block_structure, strict=True))
     if prod(given) != wanted.get(strategy, prod(given)):
         raise ModelError(
             f"{what} has the shape {list(given)}; a weight of {list(shape)} by {strategy} needs {wanted[strategy]}"
