@@ -362,6 +362,25 @@ def test_layouts_that_have_no_decoder(
         dequantize_checkpoint(tmp_path / "q", tmp_path / "f")
 
 
+@pytest.mark.parametrize(
+    ("kind", "role", "wrong"),
+    [("fp8", "weight", torch.bfloat16), ("nvfp4", "weight", torch.float32), ("awq", "qweight", torch.int64),
+     ("gptq", "qzeros", torch.float32)],
+)  # fmt: skip
+def test_codes_have_their_type(kind: str, role: str, wrong: torch.dtype, tmp_path: Path) -> None:
+    """Floats were multiplied by scales of codes, and longer words read from their first bytes."""
+    if kind in FOLDERS:
+        folder_of(kind, tmp_path / "q")
+    else:
+        model = quantized(llama(), LLMTemplate.get("llama").get_config("uint4_wo_32"))
+        export_as(model, tmp_path / "q", kind, tmp_path, program="vllm" if kind == "awq" else None)
+    path, name = tmp_path / "q" / "model.safetensors", f"model.layers.0.mlp.up_proj.{role}"
+    tensors = load_file(path)
+    save_file({**tensors, name: tensors[name].to(wrong)}, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"'{name}' is {str(wrong).removeprefix('torch.')}, and such codes are"):
+        dequantize_checkpoint(tmp_path / "q", tmp_path / "f")
+
+
 def test_a_broken_description_of_bitsandbytes(tmp_path: Path) -> None:
     folder_of("nf4", tmp_path / "q")
     path = tmp_path / "q" / "model.safetensors"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
+
 from quark.dataclass import dataclass
 from quark.errors import ModelError, QuarkError
 from quark.reading import reason_of
@@ -48,3 +50,19 @@ def decoding(what: str) -> Iterator[None]:
 
 Found = dict[str, Coded]
 Tensors = Mapping[str, StoredSource]
+
+
+def check_types(tensors: Tensors, types: Mapping[str, tuple[torch.dtype, ...]]) -> None:
+    """Tensors hold codes: of another type their bytes, or their values, would be other numbers without a word.
+
+    Args:
+        tensors: what is stored, by name.
+        types: those that each of some tensors may have.
+
+    Raises:
+        ModelError: a tensor of another type; it is named.
+    """
+    for name, allowed in types.items():
+        if tensors[name].dtype not in allowed:
+            own, *others = (str(one).removeprefix("torch.") for one in (tensors[name].dtype, *allowed))
+            raise ModelError(f"{name!r} is {own}, and such codes are {' or '.join(others)}")

@@ -20,7 +20,7 @@ from quark.torch.export.modelopt import ALGORITHMS, decoder_of, nvfp4_values
 from quark.torch.export.stacked_blocks import block_values
 from quark.torch.files import grids
 from quark.torch.files.bitsandbytes import bitsandbytes
-from quark.torch.files.coded import Coded, Found, Tensors, decoding
+from quark.torch.files.coded import Coded, Found, Tensors, check_types, decoding
 from quark.torch.files.fp8 import fbgemm_grid, fp8, fp8_grid
 from quark.torch.files.grids import FolderGrid, of_arguments, scheme_of, told
 from quark.torch.files.skeleton import StoredSource, stored_tensors
@@ -38,6 +38,7 @@ def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint
                     f"{str(checkpoint.folder)!r}: {name!r} has the shape {list(stored.shape)}; MXFP4 of gpt_oss is "
                     f"read, whose stacked experts are [experts, out, groups, 16]"
                 )
+            check_types(tensors, {name: (torch.uint8,), f"{target}_scales": (torch.uint8,)})
             experts, rows, groups, half = stored.shape
             shape = (experts, groups * half * 2, rows)
             found[target] = Coded(shape, {"blocks": name, "scales": f"{target}_scales"}, mxfp4_values)
@@ -156,6 +157,7 @@ def modelopt(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpo
             )
         rows, columns = tensors[parts["weight"]].shape
         packed = 2 if algorithm.endswith("NVFP4") else 1
+        check_types(tensors, {parts["weight"]: (torch.uint8, torch.int8) if packed > 1 else (torch.float8_e4m3fn,)})
         found[f"{prefix}weight"] = Coded((rows, columns * packed), parts, decode)
     return found
 

@@ -20,7 +20,7 @@ from quark.numerics.packing import AWQ_ORDER, unpack
 from quark.torch.config.model import QLayerConfig
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.decoded import Decoder, Parts, awq_values, gptq_decoder
-from quark.torch.files.coded import Coded, Found, Tensors
+from quark.torch.files.coded import Coded, Found, Tensors, check_types
 from quark.torch.files.grids import FolderGrid, Parameters, integers, refuse
 
 WORD = 32
@@ -57,11 +57,12 @@ def layout_in(described: Mapping[str, Any], known: tuple[str, ...], folder: Path
 
 
 def check_shapes(tensors: Tensors, parts: Mapping[str, str], wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """The tensors of a layer have the shapes that belong together.
+    """The tensors of a layer have the shapes that belong together, and words are words.
 
     Raises:
-        ModelError: one has not.
+        ModelError: one has not, or is of another type.
     """
+    check_types(tensors, {parts[role]: (torch.int32,) for role in ("qweight", "qzeros")})
     for role, shape in wanted.items():
         if tensors[parts[role]].shape != shape:
             raise ModelError(
