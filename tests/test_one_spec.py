@@ -19,7 +19,7 @@ import quark.onnx as q
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.blocks import BLOCKS
-from quark.numerics.granularity import Group
+from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx.qdq.node_kinds import block_operator
 from quark.operators import add_functions, node, stored
 from quark.torch import ModelQuantizer
@@ -204,3 +204,13 @@ def test_what_cannot_be_set_is_refused_in_both(fields: dict[str, Any], words: st
         q.MXFP4E2M1Spec(scale_rule="power_of_two").to_spec()
     with pytest.raises(ConfigError, match="not a rule for the blocks of"):
         QTensorConfig(Dtype.mx, ch_axis=-1, mx_element_dtype=Dtype.fp4, scale_rule="power_of_two")
+
+
+def test_codes_are_made_as_the_spec_says() -> None:
+    """A tie, the lowest code, scales per row: what ``coding`` has of each field of the spec."""
+    x = np.float32([[0.5, -1000.0], [1.0, -1000.0]])
+    spec = TensorSpec("int8", granularity=Channel(0), rounding="half_up", symmetric=True, narrow=True)
+    codes = spec.coding.quantize(x, np.float32([1.0, 2.0]), np.int32([0, 0]))
+    np.testing.assert_array_equal(codes, [[1, -127], [1, -127]])
+    other = replace(spec, granularity=Tensor(), narrow=False, rounding="half_even").coding
+    np.testing.assert_array_equal(other.quantize(x, 1.0, 0), [[0, -128], [1, -128]])

@@ -84,6 +84,7 @@ def test_by_hand():
     assert codes.tolist() == [-97, -10, 3, 3, 3, 5, 5, 16, 103]
     assert Coding(INT8).quantize(np.array([1e9, -1e9], np.float32), 0.1, 3).tolist() == [127, -128]
     assert Coding(INT8, narrow=True).quantize(np.array([1e9, -1e9], np.float32), 0.1, 0).tolist() == [127, -127]
+    assert Coding(INT8, narrow=True).fake_quantize(np.float32([1e9, -1e9]), 0.5, 0).tolist() == [63.5, -63.5]
     assert Coding(INT8).dequantize(np.array([127, -128], np.int8), 0.5, -28).tolist() == [77.5, -50.0]
 
 

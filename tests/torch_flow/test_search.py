@@ -106,6 +106,38 @@ def test_a_trial_is_what_quantizing_only_that_layer_gives() -> None:
     assert trial is not None and trial.loss == pytest.approx(float(noise), rel=1e-5)
 
 
+class PairedBlock(nn.Module):
+    """Returns its hidden state, and another value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return self.linear(x).relu(), None
+
+
+class Paired(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(PairedBlock() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x, _ = layer(x)
+        return x
+
+
+def test_blocks_that_are_skipped_return_as_many_values_as_blocks_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, data = Paired().eval(), [torch.randn(4, 32)]
+    skipping = sensitivity(model, data, ["mxfp4"], metric="sqnr")
+    monkeypatch.setattr("quark.torch.layer_runs.find_chain", lambda runs: None)
+    assert [one.loss for one in skipping.trials] == [
+        one.loss for one in sensitivity(model, data, ["mxfp4"], metric="sqnr").trials
+    ]
+
+
 def test_nothing_is_compared_with_a_float_model_whose_metric_is_no_number(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("score = lambda model: float('inf')\n")
     with pytest.raises(ConfigError, match="the metric of the float model is inf"):
