@@ -202,6 +202,23 @@ def test_text_and_back(tmp_path: Path) -> None:
     assert main(find("convert_onnxtxt_to_onnx"), [str(tmp_path / "bad.txt"), str(tmp_path / "x.onnx")]) == 1
 
 
+def test_pairs_behind_float_weights_go_too(tmp_path: Path) -> None:
+    """As TensorRT's tools write what was trained with quantizers: the advised tool left them, and was advised again."""
+    text = """g (float[N, 3, 8, 8] x) => (float[N, 4, 8, 8] y) {
+        xq = QuantizeLinear (x, s, z) xd = DequantizeLinear (xq, s, z)
+        wq = QuantizeLinear <axis = 0> (w, ws, wz) wd = DequantizeLinear <axis = 0> (wq, ws, wz)
+        y = Conv <pads = [1, 1, 1, 1]> (xd, wd)
+    }"""
+    weight, zero = models.normal(4, 3, 3, 3), np.zeros(4, np.int8)
+    held = {"w": weight, "ws": np.full(4, 0.03, np.float32), "wz": zero, "s": np.float32(0.03), "z": np.int8(0)}
+    onnx.save(models.model(text, held), tmp_path / "m.onnx")
+    made = tmp_path / "f.onnx"
+    assert quark(["onnx", "tool", "convert_quant_to_float", str(tmp_path / "m.onnx"), str(made)]) == 0
+    proto = onnx.load(made)
+    assert [node.op_type for node in proto.graph.node] == ["Conv"]
+    assert [np.array_equal(onnx.numpy_helper.to_array(t), weight) for t in proto.graph.initializer] == [True]
+
+
 def test_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(models.cnn(), tmp_path / "in.onnx")
     onnx.save(pass_models.quantized("A8W8"), tmp_path / "q.onnx")

@@ -73,14 +73,14 @@ def constants_of(model: ir.Model) -> list[ir.TensorProtocol]:
     return [one for one in tensors if one is not None]
 
 
-def stages(model: ir.Model) -> list[QuantizedActivation]:
-    """The quantized activations whose codes only DequantizeLinear nodes read."""
-    return [stage for node in all_nodes_in_graphs(model) if (stage := stage_of(node)) is not None]
+def stages(model: ir.Model, constant: bool = False) -> list[QuantizedActivation]:
+    """The quantized activations, or float constants, whose codes only DequantizeLinear nodes read."""
+    return [stage for node in all_nodes_in_graphs(model) if (stage := stage_of(node, constant)) is not None]
 
 
-def stage_of(node: ir.Node) -> QuantizedActivation | None:
+def stage_of(node: ir.Node, constant: bool = False) -> QuantizedActivation | None:
     """The stage that begins with a node, None where there is none."""
-    if not node.inputs or node.inputs[0] is None or constant_array(node.inputs[0]) is not None:
+    if not node.inputs or node.inputs[0] is None or (constant_array(node.inputs[0]) is not None) != constant:
         return None
     if node.op_type in FUSED:
         return QuantizedActivation(node, (node,))

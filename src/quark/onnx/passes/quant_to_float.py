@@ -1,7 +1,8 @@
 """A quantized model becomes a float one: Q/DQ pairs go, stored weights are dequantized.
 
-The weights keep the values that their codes stand for. What a stored weight is, ONNX Runtime says: the node that reads
-it is run on its own, so every format comes back exactly as it ran.
+Pairs behind float weights, as training with quantizers leaves them (TensorRT's tools), go like those of activations.
+Stored weights keep the values that their codes stand for. What a stored weight is, ONNX Runtime says: the node that
+reads it is run on its own, so every format comes back exactly as it ran.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.functions import inline_those_with
-from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED, stored
+from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED, remove, stages, stored
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import open_session
 from quark.onnx.graph.surgery import (
@@ -46,14 +47,15 @@ def run(model: ir.Model) -> PassReport:
         for graph in model.graphs():
             lift_constant_nodes(graph)
     report = remove_qdq.run(model)
+    left = [remove(stage) for stage in stages(model, constant=True)]
     fired, refused = dynamic_to_float.run(model)
-    fired, names = fired + report.fired, None
+    fired, names = fired + report.fired + left.count(None), None
     for node in [*stored(model), *_casts(model)]:
         names = names or Names(model)
         _dequantize(node, model, names)
         fired += 1
     remove_unused_functions(model)
-    return PassReport("quant_to_float", fired, (*report.refused, *refused))
+    return PassReport("quant_to_float", fired, (*report.refused, *filter(None, left), *refused))
 
 
 def _casts(model: ir.Model) -> list[ir.Node]:
