@@ -146,6 +146,7 @@ META = {"type": "Metaspace", "replacement": "\u2581", "split": False}
         (MARKED, {"type": "Split", "pattern": {"String": " "}}, False),
         (None, {**META, "prepend_scheme": "never"}, False),
         (None, {**META, "prepend_scheme": "first"}, True),
+        (None, {**META, "prepend_scheme": "always"}, True),
         (None, None, "does not write spaces as"),
         ({"type": "Sequence", "normalizers": [{"type": "NFKC"}, MARKED]}, None, "behind the step 'NFKC'"),
         (None, {**META, "split": True}, "behind the step 'Metaspace'"),
@@ -163,6 +164,8 @@ def test_a_space_before_a_text_is_that_of_the_tokenizer(
     vocabulary.add_vocabulary(writer, tmp_path, 6, "llama")
     assert writer.told["add_add_space_prefix"] is found
     assert ("puts a space before a text that has none" in caplog.text) == (found and normalizer is None)
+    first = pre_tokenizer is not None and pre_tokenizer.get("prepend_scheme") == "first"
+    assert ("before every text and behind every special token" in caplog.text) == first
 
 
 @pytest.mark.parametrize(

@@ -161,13 +161,14 @@ def json_prefix(path: Path) -> bool:
         ModelError: steps before merging that llama.cpp does not do.
     """
     data = read_object(path)
-    prefix, spaces, unless = False, False, False
+    prefix, spaces, unless, more = False, False, False, ""
     for step in (*parts_of(data.get("normalizer")), *parts_of(data.get("pre_tokenizer"))):
         kind = step.get("type")
         if kind == "Prepend" and step.get("prepend") == SPACE:
             prefix = True
         elif (kind, step.get("replacement"), step.get("split", False)) == ("Metaspace", SPACE, False):
-            unless, spaces = step.get("prepend_scheme", "always") != "never", True
+            scheme = step.get("prepend_scheme", "always")
+            unless, spaces, more = scheme != "never", True, " and behind every special token" * (scheme == "first")
         elif kind == "Replace" and (step.get("pattern"), step.get("content")) == ({"String": " "}, SPACE):
             spaces = True
         elif (kind, step.get("pattern")) != ("Split", {"String": " "}):  # where none is left
@@ -177,7 +178,7 @@ def json_prefix(path: Path) -> bool:
     if not spaces:
         raise ModelError(f"{str(path)!r} has a BPE model that does not write spaces as '\u2581', as llama.cpp does")
     if unless and not prefix:
-        log.warning("%s puts a space before a text that has none, llama.cpp before every text", str(path))
+        log.warning("%s puts a space before a text that has none, llama.cpp before every text%s", str(path), more)
     return prefix or unless
 
 
