@@ -24,6 +24,9 @@ from quark.numerics.scales import FP8, SCALE_RULES
 
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
 LARGEST_BOUND = np.finfo(np.float32).max / 2
+#: Codes of a bias in 32 bits: the products that are added to it in 32 bits as well have the other half. Beside a bias
+#: at the end of the type the sum wraps around, and a channel gets the wrong sign.
+LARGEST_BIAS = 2.0**30
 
 
 @dataclass(frozen=True)

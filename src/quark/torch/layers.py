@@ -66,6 +66,11 @@ def become(module: nn.Module, cls: type[nn.Module]) -> None:
     module.__class__ = cls
 
 
+def name_in(module: str, name: str) -> str:
+    """The dotted name of what a module holds; a model that is one layer has no name."""
+    return f"{module}.{name}" if module else name
+
+
 def own_parameter(module: nn.Module, name: str = "weight") -> torch.Tensor:
     """The parameter that a module holds itself: what its attribute of that name shows may be computed.
 

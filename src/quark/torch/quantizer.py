@@ -25,6 +25,7 @@ from quark.torch.calibration import calibrate, evaluating
 from quark.torch.config.model import QConfig, check_available
 from quark.torch.config.type import QuantizationMode
 from quark.torch.experts import fuse_untouched, unfuse_experts
+from quark.torch.fast_paths import fast_paths, leave_fast_paths, set_fast_paths
 from quark.torch.graph.point import points
 from quark.torch.kv_cache import cache_quantizers, settle_scales
 from quark.torch.layouts import tell_layouts
@@ -144,7 +145,7 @@ class ModelQuantizer:
         prepare(found)
         share_weight_scales(found)
         attention.attach(undo)
-        set_fast_paths(fast, dict.fromkeys(fast, 0))
+        leave_fast_paths(model)
         self.unreached = calibrate(model, samples) if static and samples is not None else []
         self.settle(model)
         self.improve(model, samples, found, changes, tunes=True)
@@ -278,15 +279,3 @@ def check_model(model: nn.Module) -> None:
             f"weights of {', '.join(away)} are offloaded; load the model on one device, or let `quark torch "
             f"quantize-files FOLDER -o NEW --scheme NAME` quantize its folder a block at a time, in little memory"
         )
-
-
-def fast_paths(model: nn.Module) -> dict[nn.Module, int]:
-    """The encoder layers of torch whose fused kernel would read float weights past their quantized layers."""
-    layers = (module for module in model.modules() if isinstance(module, nn.TransformerEncoderLayer))
-    return {layer: layer.activation_relu_or_gelu for layer in layers}
-
-
-def set_fast_paths(layers: Iterable[nn.Module], activations: dict[nn.Module, int]) -> None:
-    """Let the fused kernel know an activation (1, 2), or none (0): then it is not used."""
-    for layer in layers:
-        layer.__dict__["activation_relu_or_gelu"] = activations[layer]

@@ -16,7 +16,7 @@ from tests.torch_flow.export.test_reload import layer, nvfp4, quantized
 from torch import nn
 
 from quark.errors import ConfigError
-from quark.torch import LLMTemplate
+from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_compressed_tensors, export_safetensors, import_model_from_safetensors
 from quark.torch.export.write_as import config_for
 from quark.torch.files.foreign import quantized_model
@@ -292,3 +292,11 @@ def test_groups_that_do_not_divide_inputs_are_refused(tmp_path: Path) -> None:
     model = quantized(llama(), LLMTemplate.get("llama").get_config("fp8_block"))
     with pytest.raises(ConfigError, match=r"cannot cut the 64 inputs of .* into groups of 128"):
         export_compressed_tensors(model, tmp_path / "m")
+
+
+def test_a_model_that_is_not_of_transformers_is_written(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    spec = Int8PerChannelSpec(0, symmetric=True).to_quantization_spec()
+    ModelQuantizer(QConfig(global_quant_config=QLayerConfig(weight=spec))).quantize_model(model)
+    export_compressed_tensors(model, tmp_path)
+    assert "2.weight_scale" in load_file(tmp_path / "model.safetensors")

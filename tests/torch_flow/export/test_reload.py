@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -390,3 +391,40 @@ def test_the_quantizer_of_a_stored_weight_has_the_scales_of_the_original(name: s
     made = again.fc.weight_quantizer.quantizer(again.fc.weight)
     for own, one in zip(parts(model.fc.weight_quantizer), parts(made), strict=True):
         torch.testing.assert_close(one.scale.squeeze(), own.scale.squeeze(), rtol=1e-6, atol=0)
+
+
+class Decoder(nn.Module):
+    """A decoder layer of torch, which reads its input twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.layer(x, x))
+
+
+@pytest.mark.parametrize(
+    ("made", "shape"),
+    [
+        (lambda: nn.Linear(8, 4), (2, 8)),
+        (lambda: nn.Conv2d(2, 4, 3), (1, 2, 6, 6)),
+        (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2), (2, 3, 8)),
+        (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True, activation="gelu"), (2, 3, 8)),
+        (Decoder, (2, 3, 8)),
+    ],
+    ids=["one layer", "one convolution", "encoder", "encoder layer", "decoder layer"],
+)
+def test_a_layer_alone_and_fused_layers_of_torch_come_back(
+    made: Callable[[], nn.Module], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A model that is one layer has no name; the fused kernel of an encoder would read past its quantized layers."""
+    torch.manual_seed(0)
+    model, again, x = made().eval(), made().eval(), torch.randn(shape)
+    spec = Int8PerTensorSpec().to_quantization_spec()
+    config = QConfig(global_quant_config=QLayerConfig(input_tensors=spec, weight=spec))
+    ModelQuantizer(config).quantize_model(model, [x])
+    export_safetensors(model, tmp_path)
+    import_model_from_safetensors(again, tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), model(x), rtol=1e-5, atol=1e-6)

@@ -20,6 +20,7 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, ModelError
+from quark.numerics.affine import LARGEST_BIAS
 from quark.numerics.granularity import Tensor
 from quark.observers.mse_modes import ROW_SEARCHES
 from quark.observers.non_overflow import fitted
@@ -30,7 +31,6 @@ from quark.onnx.qdq.node_kinds import REDUCED_RANGE, block_size
 from quark.onnx.qdq.small_weights import ranges_of_small
 
 _ONE, _ZERO = np.asarray(1, np.float32), np.asarray(0, np.int64)
-_INT32_MAX = float(np.iinfo(np.int32).max)
 _INT16_MAX = float(np.iinfo(np.int16).max)
 #: A scale that is further off than this has nothing to do with the range any more.
 _INT16_TOLERANCE = 0.1
@@ -230,7 +230,7 @@ def _make_room(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
     data, weight = (plan.tensors[name] for name in tensor.bias_of or ("", ""))
     if data.scale is None or weight.scale is None:
         raise ModelError(f"the bias {tensor.name!r} has an input or a weight without a scale")
-    needed = np.abs(values.astype(np.float64)) * _FIT / (float(data.scale) * _INT32_MAX)
+    needed = np.abs(values.astype(np.float64)) * _FIT / (float(data.scale) * LARGEST_BIAS)
     if not (needed > _per_channel(weight.scale, values)).any():
         return
     for member in [weight] if weight.role == "weight" else plan.groups()[weight.group]:

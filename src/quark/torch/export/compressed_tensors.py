@@ -48,7 +48,7 @@ from quark.torch.export.transformers_reads import show_axes_of, why_not, without
 from quark.torch.export.verify import verify as check_written
 from quark.torch.export.vllm_reads import cache_scales_for, warn_of_rounding
 from quark.torch.fake_quantize import HALVES, FakeQuantize, parts
-from quark.torch.layers import own_parameter
+from quark.torch.layers import name_in, own_parameter
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.rotated import refuse_to_export
 from quark.torch.stage import Stage
@@ -324,8 +324,8 @@ def compressed_items(
 ) -> list[Item]:
     """All tensors of the model; the weights of quantized layers as the library packs them."""
     layers = {name: layer for name, layer in quantized_layers(model) if name in schemes}
-    own = {f"{name}.weight" for name in layers}
-    parameters = tuple(f"{name}.{kind}_" for name, _ in quantized_layers(model) for kind in ("input", "output"))
+    own = {name_in(name, "weight") for name in layers}
+    parameters = tuple(name_in(name, f"{kind}_") for name, _ in quantized_layers(model) for kind in ("input", "output"))
     items = [
         item
         for item in items_of(model, "order", "fake_quantized")
@@ -347,7 +347,7 @@ def layer_item(name: str, layer: QuantLayer, scheme: Any, format: Any, casts: di
 
         compressor: Any = BaseCompressor.get_value_from_registry(format.value)
         packed = compressor.compress(state_of(name, layer, scheme, format), scheme)
-        return {f"{name}.{key}": value.detach().contiguous() for key, value in packed.items()}
+        return {name_in(name, key): value.detach().contiguous() for key, value in packed.items()}
 
     first = make()
     scales = (value for key, value in first.items() if key.endswith("_scale"))

@@ -30,6 +30,7 @@ from quark.torch.export.stored import StoredTensor
 from quark.torch.export.verify import verify as check_written
 from quark.torch.export.vllm_reads import cache_scales_for, warn_of_rounding
 from quark.torch.fake_quantize import parts
+from quark.torch.layers import name_in
 from quark.torch.matching import candidate, choose
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.rotated import refuse_to_export
@@ -151,7 +152,7 @@ def coded_layouts(model: nn.Module, pack_method: str) -> dict[str, Layout | Pair
     for name, layer in quantized_layers(model):
         quantizer, value = layer.weight_quantizer, layer._parameters["weight"]
         if isinstance(quantizer, StoredTensor):
-            found[f"{name}.weight"] = quantizer.layout
+            found[name_in(name, "weight")] = quantizer.layout
         elif quantizer is not None and value is not None:
-            found[f"{name}.weight"] = layout_of_quantizer(quantizer, tuple(value.shape), pack_method)
+            found[name_in(name, "weight")] = layout_of_quantizer(quantizer, tuple(value.shape), pack_method)
     return found

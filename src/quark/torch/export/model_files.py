@@ -177,7 +177,7 @@ def kept_wide(model: nn.Module, dtype: torch.dtype | None) -> Callable[[str], ob
 def is_untied(model: nn.Module) -> bool:
     """Whether a quantized input or output embedding ends the sharing of their weight."""
     library: Any = model
-    pair = (word_embeddings(model), library.get_output_embeddings())
+    pair = (word_embeddings(model), getattr(library, "get_output_embeddings", lambda: None)())
     return any(isinstance(module, QuantLayer) and module.weight_quantizer is not None for module in pair)
 
 

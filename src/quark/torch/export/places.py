@@ -17,6 +17,7 @@ from quark.torch.export.state import attention_parameters
 from quark.torch.export.stored import PREFIXES, StoredParameters, activation_name
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.kv_cache import CacheQuantizer
+from quark.torch.layers import name_in
 from quark.torch.matching import FLOATS
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.softmax import SoftmaxQuantizer
@@ -89,9 +90,9 @@ def places_of(model: nn.Module) -> dict[str, list[Place]]:
             group = groups.setdefault(id(value), [])
             if (module, own) not in group:
                 group.append((module, own))
-            places[f"{name}.{own}" if name else own] = group
+            places[name_in(name, own)] = group
     for name, layer in quantized_layers(model):
-        places.update({f"{name}.{key}" if name else key: [place] for key, place in quantizer_places(layer)})
+        places.update({name_in(name, key): [place] for key, place in quantizer_places(layer)})
     for name, part, kind in attention_parameters(model):
         places[name] = [(part, kind)]
     return places

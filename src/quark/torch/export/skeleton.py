@@ -21,6 +21,7 @@ from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.export.layout import CODES, layout_of_quantizer
 from quark.torch.export.stored import PREFIXES, StoredParameters, StoredScales, StoredTensor, activation_form
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts
+from quark.torch.fast_paths import leave_fast_paths
 from quark.torch.kv_cache import CacheQuantizer
 from quark.torch.layers import own_parameter
 from quark.torch.matching import ACTIVATIONS, FEATURES, Candidate, Match, candidate, match
@@ -70,6 +71,7 @@ def prepared(
     map_layers(model, config, pack_method, weight_format, bytes_only)
     fuse_untouched(taken_apart)
     roll_untouched(recurrent)
+    leave_fast_paths(model)
     return model
 
 

@@ -21,7 +21,7 @@ from quark.torch.export.shards import Item, item_of
 from quark.torch.export.stored import PREFIXES, StoredParameters, StoredTensor, activation_name, stored_activation
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
 from quark.torch.kv_cache import CacheQuantizer, cache_quantizers
-from quark.torch.layers import own_parameter
+from quark.torch.layers import name_in, own_parameter
 from quark.torch.quantized_layer import OWN, SLOT_NAMES, QuantLayer, quantized_layers
 from quark.torch.softmax import SoftmaxQuantizer
 
@@ -50,11 +50,13 @@ def items_of(model: nn.Module, pack_method: str, weight_format: str) -> list[Ite
 
 def own_tensors(model: nn.Module, layers: Mapping[str, QuantLayer]) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and buffers of the state, each once, without those of quantizers."""
-    hidden = {f"{name}.{slot}" for name in names_of(model, layers) for slot in SLOT_NAMES.values()}
+    hidden = {name_in(name, slot) for name in names_of(model, layers) for slot in SLOT_NAMES.values()}
     hidden |= {name for name, module in model.named_modules() if isinstance(module, CacheQuantizer | SoftmaxQuantizer)}
-    coded = {f"{name}.{slot}" for name, layer in layers.items() for slot in OWN if layer._modules[f"{slot}_quantizer"]}
-    hidden |= {f"{name}.{key}" for name, layer in layers.items() for key in numbered_names(layer)}
-    aliases = {f"{name}.{slot}" for name in names_of(model, layers) if name not in layers for slot in OWN}
+    coded = {
+        name_in(name, slot) for name, layer in layers.items() for slot in OWN if layer._modules[f"{slot}_quantizer"]
+    }
+    hidden |= {name_in(name, key) for name, layer in layers.items() for key in numbered_names(layer)}
+    aliases = {name_in(name, slot) for name in names_of(model, layers) if name not in layers for slot in OWN}
     seen: set[tuple[object, ...]] = set()
     state, tied = model.state_dict(), tied_names(model)
     kept = model.state_dict(keep_vars=True)  # tensors without values are told apart as objects
@@ -167,7 +169,7 @@ def activations_item(name: str, layer: QuantLayer) -> Item | None:
     made: Stored = {}
     for slot, quantizer in layer.quantizers():
         if slot in ACTIVATIONS:
-            made.update(renamed(f"{name}.{PREFIXES[slot]}", stored_activation(quantizer)))
+            made.update(renamed(name_in(name, PREFIXES[slot]), stored_activation(quantizer)))
     return given_item(made)
 
 

@@ -1,0 +1,155 @@
+"""Biases that keep ONNX Runtime from quantizing what the model computes in float.
+
+    Conv(Q/DQ(x), W, bias)   →   Conv(Q/DQ(x), W, Mul(DequantizeLinear(mantissas), powers of two))
+
+Where a Conv, ConvTranspose or Gemm stands between quantized activations, ONNX Runtime (WeightBiasQuantization, 1.31)
+quantizes what is float there when it opens the model: a float weight, or one that is decoded by other operators than
+DequantizeLinear, becomes int8 with one scale; a bias becomes int32 at scale input x weight, and is cut off where that
+does not fit, as in a channel whose weights are all but zero (a batch norm that let it die, folded). Without a bias, its
+kernels take the scales of a weight for those of the outputs, along whatever axis they lie. It leaves layers alone whose
+bias is no constant. So the bias is computed: from its 24 bits and its exponents, which gives the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from onnx import helper, numpy_helper
+
+from quark.dataclass import dataclass
+from quark.numerics.affine import LARGEST_BIAS
+
+LAYERS = ("Conv", "ConvTranspose", "Gemm")
+#: Operators that ONNX Runtime moves a DequantizeLinear past.
+PASSED = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "MaxPool", "Identity", "Slice", "Concat", "Gather")
+MANTISSA = 24
+#: Exponent below which bits of a bias are let go: those below 2**-124.
+LEAST = -100
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A layer and the node that adds its bias: itself, or an Add behind a MatMul.
+
+    Attributes:
+        layer, node: the two.
+        place: of the bias among the inputs of ``node``.
+        bias: its values; None: it has none.
+    """
+
+    layer: Any
+    node: Any
+    place: int
+    bias: np.ndarray | None
+
+
+def keep_biases(graph: Any) -> None:
+    """Let the biases of ``graph`` (a GraphProto) be computed where ONNX Runtime would change them or the weights."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    made: dict[str, Any] = {}
+    for one in sums_of(graph, makers, constants):
+        if is_changed(one, makers, constants):
+            bias = np.zeros(width_of(one.layer, graph), np.float32) if one.bias is None else one.bias
+            if bias.size and np.isfinite(bias).all():
+                name = f"{one.layer.output[0]}.bias" if one.bias is None else one.node.input[one.place]
+                nodes = made.setdefault(name, computed(bias, f"{name}.computed", graph))
+                one.node.input.extend([""] * (one.place + 1 - len(one.node.input)))
+                one.node.input[one.place] = nodes[-1].output[0]
+    nodes = [node for group in made.values() for node in group]
+    nodes += graph.node
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def sums_of(graph: Any, makers: dict[str, Any], constants: dict[str, Any]) -> Iterator[Sum]:
+    """All layers whose bias is a constant, or that have none."""
+    for node in graph.node:
+        if node.op_type in LAYERS:
+            bias = node.input[2] if len(node.input) > 2 else ""
+            if not bias or bias in constants:
+                yield Sum(node, node, 2, numpy_helper.to_array(constants[bias]) if bias else None)
+        elif node.op_type == "Add":
+            layer = next(
+                (makers[name] for name in node.input if name in makers and makers[name].op_type == "MatMul"), None
+            )
+            place = next((k for k, name in enumerate(node.input) if name in constants), None)
+            if layer is not None and place is not None:
+                yield Sum(layer, node, place, numpy_helper.to_array(constants[node.input[place]]))
+
+
+def is_changed(one: Sum, makers: dict[str, Any], constants: dict[str, Any]) -> bool:
+    """Whether ONNX Runtime would quantize the weight of a layer, or cut its bias off."""
+    data, weight = (makers.get(name) for name in one.layer.input[:2])
+    while data is not None and data.op_type in PASSED:
+        data = makers.get(data.input[0])
+    if scale_of(data, constants) is None:
+        return False
+    if weight is not None and weight.op_type == "DequantizeLinear":
+        scales = scale_of(weight, constants)
+        if scales is not None and scales.ndim and is_read_wrongly(one.layer, weight):
+            return True
+        return one.bias is not None and not fits(one.bias, scale_of(data, constants), scales)
+    return one.layer.input[1] in constants or depends_on_constants(weight, makers, constants)
+
+
+def is_read_wrongly(layer: Any, weight: Any) -> bool:
+    """Whether the scales of a weight lie along another axis than that of its outputs, for which a kernel takes them."""
+    if layer.op_type == "MatMul" or number(weight, "block_size", 0):
+        return False
+    outputs = number(layer, "transB", 0) == 0 if layer.op_type == "Gemm" else layer.op_type == "ConvTranspose"
+    return number(weight, "axis", 1) != int(outputs)
+
+
+def number(node: Any, name: str, default: int) -> int:
+    """An attribute of a node."""
+    return next((int(one.i) for one in node.attribute if one.name == name), default)
+
+
+def scale_of(node: Any, constants: dict[str, Any]) -> np.ndarray | None:
+    """The scale of a DequantizeLinear; None for other nodes."""
+    if node is None or node.op_type != "DequantizeLinear" or node.input[1] not in constants:
+        return None
+    return np.asarray(numpy_helper.to_array(constants[node.input[1]]), np.float64)
+
+
+def fits(bias: np.ndarray, data: np.ndarray | None, weight: np.ndarray | None) -> bool:
+    """Whether each channel of a bias fits its scale; where they do not belong together, whether all fit the least."""
+    if data is None or weight is None or not weight.size:
+        return True
+    channels = weight.reshape(-1)
+    least = channels if channels.size == bias.size else channels.min()
+    return bool((np.abs(bias.reshape(-1).astype(np.float64)) <= LARGEST_BIAS * data.max() * least).all())
+
+
+def depends_on_constants(node: Any, makers: dict[str, Any], constants: dict[str, Any]) -> bool:
+    """Whether ONNX Runtime can compute a node when it opens the model."""
+    if node is None:
+        return False
+    return all(
+        name in constants or depends_on_constants(makers.get(name), makers, constants) for name in node.input if name
+    )
+
+
+def computed(bias: np.ndarray, name: str, graph: Any) -> list[Any]:
+    """Nodes that give ``bias``; the last one has its value."""
+    _, exponents = np.frexp(bias.astype(np.float64))
+    powers = np.maximum(exponents, LEAST) - MANTISSA
+    codes = np.rint(np.ldexp(bias.astype(np.float64), -powers)).astype(np.int32)
+    scale, whole = np.asarray(1, np.float32), np.exp2(powers).astype(np.float32)
+    for kind, value in (("codes", codes), ("scale", scale), ("powers", whole)):
+        graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), f"{name}.{kind}"))
+    read = helper.make_node("DequantizeLinear", [f"{name}.codes", f"{name}.scale"], [f"{name}.read"], f"{name}.read")
+    return [read, helper.make_node("Mul", [f"{name}.read", f"{name}.powers"], [name], name)]
+
+
+def width_of(layer: Any, graph: Any) -> int:
+    """How many values the bias of a layer without one would have; 0 where the graph does not say it."""
+    axis = -1 if layer.op_type == "Gemm" else 1
+    for value in (*graph.value_info, *graph.output):
+        dims = value.type.tensor_type.shape.dim
+        if value.name == layer.output[0] and len(dims) > 1:
+            return int(dims[axis].dim_value)
+    return 0

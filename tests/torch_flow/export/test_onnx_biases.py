@@ -1,0 +1,109 @@
+"""ONNX Runtime quantizes float weights and biases between quantized activations: not in files of ours.
+
+Each network is run in a default session and in one that changes nothing of the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from quark.torch import ModelQuantizer, export_onnx
+from quark.torch.config.model import QConfig, QLayerConfig
+from quark.torch.quantization import (
+    Bfloat16Spec,
+    FP8E4M3PerTensorSpec,
+    Int8PerChannelSpec,
+    Int8PerTensorSpec,
+    Uint8PerTensorSpec,
+)
+
+LEVELS = onnxruntime.GraphOptimizationLevel
+SPECS: dict[str, Any] = {
+    "float": None,
+    "fp8": FP8E4M3PerTensorSpec(),
+    "bfloat16": Bfloat16Spec(),
+    "int8": Int8PerChannelSpec(0),
+    "int8 of inputs": Int8PerChannelSpec(1),
+}
+INPUTS = {"int8": Int8PerTensorSpec(), "uint8": Uint8PerTensorSpec()}
+
+
+class Turned(nn.Module):
+    """Linear layers on sequences, and on what is transposed between them."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 6, bias=bias), nn.Linear(6, 6, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(self.second(self.first(x).relu()).transpose(1, 2))
+
+
+def network(kind: str, bias: bool) -> tuple[nn.Module, torch.Tensor]:
+    """Layers behind each other, of which most have a channel whose weights are nearly zero, and a sample."""
+    torch.manual_seed(0)
+    if kind == "matrices":
+        model: nn.Module = nn.Sequential(
+            nn.Linear(8, 8, bias=bias), nn.ReLU(), nn.Linear(8, 8, bias=bias), nn.Linear(8, 4)
+        )
+        x = torch.randn(4, 8)
+    elif kind == "pictures":
+        layers = (nn.Conv2d(2, 8, 3, bias=bias), nn.ReLU(), nn.Conv2d(8, 8, 1, bias=bias))
+        model = nn.Sequential(*layers, nn.ConvTranspose2d(8, 8, 2, bias=bias), nn.Conv2d(8, 8, 3, groups=8))
+        x = torch.randn(1, 2, 8, 8)
+    else:
+        model, x = Turned(bias), torch.randn(2, 6, 8)
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                layer.weight[::2] *= 1e-9
+    return model.eval(), x
+
+
+@pytest.mark.parametrize("weight", SPECS)
+@pytest.mark.parametrize(
+    ("kind", "bias"), [("matrices", True), ("pictures", False), ("pictures", True), ("turned", True)]
+)
+def test_nothing_is_quantized_that_the_model_computes_in_float(
+    kind: str, bias: bool, weight: str, tmp_path: Path
+) -> None:
+    model, x = network(kind, bias)
+    inputs = INPUTS["uint8" if bias else "int8"].to_quantization_spec()
+    spec = SPECS[weight] and SPECS[weight].to_quantization_spec()
+    layer = QLayerConfig(input_tensors=inputs, output_tensors=None if kind == "pictures" else inputs, weight=spec)
+    ModelQuantizer(QConfig(global_quant_config=layer)).quantize_model(model, [x])
+    export_onnx(model, tmp_path, (x,))
+    found = {}
+    for level in (LEVELS.ORT_ENABLE_ALL, LEVELS.ORT_DISABLE_ALL):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = level
+        session = onnxruntime.InferenceSession(
+            tmp_path / "quark_model.onnx", options, providers=["CPUExecutionProvider"]
+        )
+        (found[level],) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(found[LEVELS.ORT_DISABLE_ALL], model(x).numpy(), rtol=1e-4, atol=1e-5)
+    difference = np.linalg.norm(found[LEVELS.ORT_ENABLE_ALL] - found[LEVELS.ORT_DISABLE_ALL])
+    assert difference < 1e-3 * np.linalg.norm(found[LEVELS.ORT_DISABLE_ALL])
+
+
+def test_a_computed_bias_is_the_bias() -> None:
+    from onnx import GraphProto, TensorProto, helper, numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    from quark.torch.export.onnx_biases import computed
+
+    bias = np.float32([0, -0.0, 1, -1 / 3, 1e-30, -3.4e38, 2.0**-100, np.nextafter(np.float32(1), np.float32(2))])
+    graph = GraphProto()
+    nodes = computed(bias, "b", graph)
+    output = helper.make_tensor_value_info("b", TensorProto.FLOAT, None)
+    made = helper.make_model(helper.make_graph(nodes, "g", [], [output], list(graph.initializer)))
+    assert {numpy_helper.to_array(one).dtype for one in graph.initializer} == {np.dtype("i4"), np.dtype("f4")}
+    np.testing.assert_array_equal(ReferenceEvaluator(made).run(None, {})[0], bias)
