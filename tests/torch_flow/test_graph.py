@@ -340,6 +340,19 @@ def test_int32_biases_have_the_scale_of_what_they_are_added_to() -> None:
     assert bias.scale.shape == (4,)
 
 
+@pytest.mark.parametrize(("shrunk", "aligned"), [(1.0, True), (1e-4, True), (1e-9, False)])
+def test_an_int32_bias_that_the_scale_of_the_products_cannot_hold_keeps_its_own(shrunk: float, aligned: bool) -> None:
+    """A channel that a batch norm let die; a bias that is cut off would move its whole channel."""
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(2, 4, 1).eval(), torch.randn(2, 2, 4, 4)
+    with torch.no_grad():
+        layer.weight[0] *= shrunk
+    graph = graph_of(layer, READ, [x])
+    found = [part for part in graph.modules() if isinstance(part, BiasQuantizer)]
+    assert bool(found) is aligned
+    assert (graph(x) - layer(x)).norm() < 0.02 * layer(x).norm()
+
+
 # ---- errors ---------------------------------------------------------------------------------------------------------
 
 

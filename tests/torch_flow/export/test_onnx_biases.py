@@ -16,6 +16,8 @@ from torch import nn
 
 from quark.torch import ModelQuantizer, export_onnx
 from quark.torch.config.model import QConfig, QLayerConfig
+from quark.torch.config.tensor import QTensorConfig
+from quark.torch.config.type import Dtype, QSchemeType
 from quark.torch.quantization import (
     Bfloat16Spec,
     FP8E4M3PerTensorSpec,
@@ -31,7 +33,9 @@ SPECS: dict[str, Any] = {
     "bfloat16": Bfloat16Spec(),
     "int8": Int8PerChannelSpec(0),
     "int8 of inputs": Int8PerChannelSpec(1),
+    "int8, bias int32": Int8PerChannelSpec(0),
 }
+INT32 = QTensorConfig(Dtype.int32, qscheme=QSchemeType.per_tensor)
 INPUTS = {"int8": Int8PerTensorSpec(), "uint8": Uint8PerTensorSpec()}
 
 
@@ -77,7 +81,8 @@ def test_nothing_is_quantized_that_the_model_computes_in_float(
     model, x = network(kind, bias)
     inputs = INPUTS["uint8" if bias else "int8"].to_quantization_spec()
     spec = SPECS[weight] and SPECS[weight].to_quantization_spec()
-    layer = QLayerConfig(input_tensors=inputs, output_tensors=None if kind == "pictures" else inputs, weight=spec)
+    outputs, kept = None if kind == "pictures" else inputs, INT32 if weight.endswith("int32") else None
+    layer = QLayerConfig(input_tensors=inputs, output_tensors=outputs, weight=spec, bias=kept)
     ModelQuantizer(QConfig(global_quant_config=layer)).quantize_model(model, [x])
     export_onnx(model, tmp_path, (x,))
     found = {}

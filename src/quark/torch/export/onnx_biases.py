@@ -5,9 +5,9 @@
 Where a Conv, ConvTranspose or Gemm stands between quantized activations, ONNX Runtime (WeightBiasQuantization, 1.31)
 quantizes what is float there when it opens the model: a float weight, or one that is decoded by other operators than
 DequantizeLinear, becomes int8 with one scale; a bias becomes int32 at scale input x weight, and is cut off where that
-does not fit, as in a channel whose weights are all but zero (a batch norm that let it die, folded). Without a bias, its
-kernels take the scales of a weight for those of the outputs, along whatever axis they lie. It leaves layers alone whose
-bias is no constant. So the bias is computed: from its 24 bits and its exponents, which gives the same value.
+does not fit, as in a channel whose weights are all but zero (a batch norm that let it die, folded). An int32 bias is taken
+for codes at that scale, whatever its own is. Without a bias, the scales of a weight are taken for those of the outputs,
+along whatever axis they lie. It leaves layers alone whose bias is neither a constant nor codes. So the bias is computed: from its 24 bits and its exponents, which gives the same value.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ class Sum:
         layer, node: the two.
         place: of the bias among the inputs of ``node``.
         bias: its values; None: it has none.
+        scale: of its codes; None: it is a constant.
     """
 
     layer: Any
     node: Any
     place: int
     bias: np.ndarray | None
+    scale: np.ndarray | None = None
 
 
 def keep_biases(graph: Any) -> None:
@@ -65,42 +67,62 @@ def keep_biases(graph: Any) -> None:
 
 
 def sums_of(graph: Any, makers: dict[str, Any], constants: dict[str, Any]) -> Iterator[Sum]:
-    """All layers whose bias is a constant, or that have none."""
+    """All layers whose bias is a constant, kept as codes, or missing."""
     for node in graph.node:
-        if node.op_type in LAYERS:
-            bias = node.input[2] if len(node.input) > 2 else ""
-            if not bias or bias in constants:
-                yield Sum(node, node, 2, numpy_helper.to_array(constants[bias]) if bias else None)
-        elif node.op_type == "Add":
-            layer = next(
-                (makers[name] for name in node.input if name in makers and makers[name].op_type == "MatMul"), None
-            )
-            place = next((k for k, name in enumerate(node.input) if name in constants), None)
-            if layer is not None and place is not None:
-                yield Sum(layer, node, place, numpy_helper.to_array(constants[node.input[place]]))
+        layer, places = node, range(2, 3)
+        if node.op_type == "Add":
+            products = [makers[name] for name in node.input if name in makers and makers[name].op_type == "MatMul"]
+            layer, places = next(iter(products), None), range(2)
+        elif node.op_type not in LAYERS:
+            continue
+        values = {k: value_of(node.input[k], makers, constants) for k in places if k < len(node.input)}
+        kept = [Sum(layer, node, k, *value) for k, value in values.items() if value is not None]
+        if layer is not None and (kept or (layer is node and not any(node.input[2:3]))):
+            yield kept[0] if kept else Sum(layer, node, 2, None)
+
+
+def value_of(
+    name: str, makers: dict[str, Any], constants: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """A constant, and the scale where it is kept as codes; None for what is computed."""
+    if name in constants:
+        return numpy_helper.to_array(constants[name]), None
+    scale = scale_of(makers.get(name), constants)
+    if scale is None or makers[name].input[0] not in constants:
+        return None
+    return numpy_helper.to_array(constants[makers[name].input[0]]).astype(np.float32) * scale.astype(np.float32), scale
 
 
 def is_changed(one: Sum, makers: dict[str, Any], constants: dict[str, Any]) -> bool:
-    """Whether ONNX Runtime would quantize the weight of a layer, or cut its bias off."""
+    """Whether ONNX Runtime would quantize the weight of a layer, read its scales wrongly, or change its bias."""
     data, weight = (makers.get(name) for name in one.layer.input[:2])
     while data is not None and data.op_type in PASSED:
         data = makers.get(data.input[0])
-    if scale_of(data, constants) is None:
+    factor, scales = scale_of(data, constants), scale_of(weight, constants)
+    if factor is None:
         return False
-    if weight is not None and weight.op_type == "DequantizeLinear":
-        scales = scale_of(weight, constants)
-        if scales is not None and scales.ndim and is_read_wrongly(one.layer, weight):
-            return True
-        return one.bias is not None and not fits(one.bias, scale_of(data, constants), scales)
-    return one.layer.input[1] in constants or depends_on_constants(weight, makers, constants)
+    if scales is None:
+        return one.layer.input[1] in constants or depends_on_constants(weight, makers, constants)
+    if number(weight, "block_size", 0):
+        return False
+    product = factor.max() * scales
+    read_wrongly = (
+        scales.ndim == 1 and one.layer.op_type != "MatMul" and number(weight, "axis", 1) != axis_of(one.layer)
+    )
+    return read_wrongly or (one.scale is not None and not alike(one.scale, product)) or not fits(one.bias, product)
 
 
-def is_read_wrongly(layer: Any, weight: Any) -> bool:
-    """Whether the scales of a weight lie along another axis than that of its outputs, for which a kernel takes them."""
-    if layer.op_type == "MatMul" or number(weight, "block_size", 0):
-        return False
-    outputs = number(layer, "transB", 0) == 0 if layer.op_type == "Gemm" else layer.op_type == "ConvTranspose"
-    return number(weight, "axis", 1) != int(outputs)
+def axis_of(layer: Any) -> int:
+    """Along which the outputs of a layer lie in its weight."""
+    if layer.op_type == "Gemm":
+        return 1 - number(layer, "transB", 0)
+    return int(layer.op_type == "ConvTranspose")
+
+
+def alike(scale: np.ndarray, product: np.ndarray) -> bool:
+    """Whether codes at ``scale`` are those at the product of scales, for which a kernel takes them."""
+    sizes = {scale.size, product.size} - {1}
+    return len(sizes) < 2 and bool(np.allclose(scale, product, rtol=1e-5, atol=0))
 
 
 def number(node: Any, name: str, default: int) -> int:
@@ -115,13 +137,13 @@ def scale_of(node: Any, constants: dict[str, Any]) -> np.ndarray | None:
     return np.asarray(numpy_helper.to_array(constants[node.input[1]]), np.float64)
 
 
-def fits(bias: np.ndarray, data: np.ndarray | None, weight: np.ndarray | None) -> bool:
+def fits(bias: np.ndarray | None, scale: np.ndarray) -> bool:
     """Whether each channel of a bias fits its scale; where they do not belong together, whether all fit the least."""
-    if data is None or weight is None or not weight.size:
+    if bias is None:
         return True
-    channels = weight.reshape(-1)
-    least = channels if channels.size == bias.size else channels.min()
-    return bool((np.abs(bias.reshape(-1).astype(np.float64)) <= LARGEST_BIAS * data.max() * least).all())
+    channels = scale.reshape(-1)
+    least = channels if channels.size == bias.size else channels.min(initial=np.inf)
+    return bool((np.abs(bias.reshape(-1).astype(np.float64)) <= LARGEST_BIAS * least).all())
 
 
 def depends_on_constants(node: Any, makers: dict[str, Any], constants: dict[str, Any]) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from quark.errors import known
+from quark.numerics.affine import LARGEST_BIAS
 from quark.numerics.granularity import Channel, Tensor
 from quark.torch.fake_quantize import FakeQuantize
 from quark.torch.graph.bias import BiasQuantizer
 from quark.torch.graph.place import Places
 from quark.torch.graph.point import QuantizationPoint
+from quark.torch.layers import own_parameter
 from quark.torch.learned import learning_quantizer
 from quark.torch.plan_rows import stages_in
 from quark.torch.quantized_layer import QuantLayer
@@ -82,10 +85,18 @@ def point_before(model: GraphModule, node: Node) -> FakeQuantize | None:
 
 
 def fits(layer: QuantLayer, source: FakeQuantize, weight: FakeQuantize, bias: FakeQuantize) -> bool:
-    """Whether the product of the scales is one scale per tensor or per output channel, of codes of 32 bits."""
+    """Whether the product of the scales is one scale per tensor or per output channel, of codes of 32 bits that hold b.
+
+    Beside weights that are all but zero a bias keeps a scale of its own.
+    """
     if any(part.scale is None or part.stage.is_block for part in (source, weight, bias)):
         return False
     of_outputs = isinstance(weight.granularity, Tensor) or weight.granularity == Channel(0)
     if isinstance(layer, nn.ConvTranspose2d):  # [in, out / groups, ...]
         of_outputs = isinstance(weight.granularity, Tensor) or (weight.granularity == Channel(1) and layer.groups == 1)
-    return isinstance(source.granularity, Tensor) and of_outputs and bias.stage.format.onnx_type == "INT32"
+    if not (isinstance(source.granularity, Tensor) and of_outputs and bias.stage.format.onnx_type == "INT32"):
+        return False
+    value = own_parameter(layer, "bias").detach().double().abs()
+    return bool(
+        (value <= LARGEST_BIAS * known(source.scale, "a scale") * known(weight.scale, "a scale").double()).all()
+    )
