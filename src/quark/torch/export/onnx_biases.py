@@ -5,9 +5,10 @@
 Where a Conv, ConvTranspose or Gemm stands between quantized activations, ONNX Runtime (WeightBiasQuantization, 1.31)
 quantizes what is float there when it opens the model: a float weight, or one that is decoded by other operators than
 DequantizeLinear, becomes int8 with one scale; a bias becomes int32 at scale input x weight, and is cut off where that
-does not fit, as in a channel whose weights are all but zero (a batch norm that let it die, folded). An int32 bias is taken
-for codes at that scale, whatever its own is. Without a bias, the scales of a weight are taken for those of the outputs,
-along whatever axis they lie. It leaves layers alone whose bias is neither a constant nor codes. So the bias is computed: from its 24 bits and its exponents, which gives the same value.
+does not fit, as in a channel whose weights are all but zero (a batch norm that let it die, folded). An int32 bias is
+taken for codes at that scale, whatever its own is. Without a bias, the scales of a weight are taken for those of the
+outputs, along whatever axis they lie. It leaves layers alone whose bias is neither a constant nor codes. So the bias is
+computed: from its 24 bits and its exponents, which gives the same value.
 """
 
 from __future__ import annotations
