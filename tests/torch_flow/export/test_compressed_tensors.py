@@ -300,3 +300,6 @@ def test_a_model_that_is_not_of_transformers_is_written(tmp_path: Path) -> None:
     ModelQuantizer(QConfig(global_quant_config=QLayerConfig(weight=spec))).quantize_model(model)
     export_compressed_tensors(model, tmp_path)
     assert "2.weight_scale" in load_file(tmp_path / "model.safetensors")
+    alone = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(weight=spec))).quantize_model(nn.Linear(8, 4))
+    with pytest.raises(ConfigError, match="a model that is one layer has no name: put it in a module"):
+        export_compressed_tensors(alone, tmp_path / "alone")

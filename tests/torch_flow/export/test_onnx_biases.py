@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -50,8 +51,8 @@ class Turned(nn.Module):
         return self.third(self.second(self.first(x).relu()).transpose(1, 2))
 
 
-def network(kind: str, bias: bool) -> tuple[nn.Module, torch.Tensor]:
-    """Layers behind each other, of which most have a channel whose weights are nearly zero, and a sample."""
+def network(kind: str, bias: bool, least: float = 1e-9) -> tuple[nn.Module, torch.Tensor]:
+    """Layers behind each other, of which most have channels with weights that are nearly zero, and a sample."""
     torch.manual_seed(0)
     if kind == "matrices":
         model: nn.Module = nn.Sequential(
@@ -67,7 +68,7 @@ def network(kind: str, bias: bool) -> tuple[nn.Module, torch.Tensor]:
     with torch.no_grad():
         for layer in model.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
-                layer.weight[::2] *= 1e-9
+                layer.weight[::2] *= least
     return model.eval(), x
 
 
@@ -78,7 +79,7 @@ def network(kind: str, bias: bool) -> tuple[nn.Module, torch.Tensor]:
 def test_nothing_is_quantized_that_the_model_computes_in_float(
     kind: str, bias: bool, weight: str, tmp_path: Path
 ) -> None:
-    model, x = network(kind, bias)
+    model, x = network(kind, bias, 0.1 if weight.endswith("int32") else 1e-9)
     inputs = INPUTS["uint8" if bias else "int8"].to_quantization_spec()
     spec = SPECS[weight] and SPECS[weight].to_quantization_spec()
     outputs, kept = None if kind == "pictures" else inputs, INT32 if weight.endswith("int32") else None
@@ -112,3 +113,16 @@ def test_a_computed_bias_is_the_bias() -> None:
     made = helper.make_model(helper.make_graph(nodes, "g", [], [output], list(graph.initializer)))
     assert {numpy_helper.to_array(one).dtype for one in graph.initializer} == {np.dtype("i4"), np.dtype("f4")}
     np.testing.assert_array_equal(ReferenceEvaluator(made).run(None, {})[0], bias)
+
+
+@pytest.mark.parametrize("kind", ["matrices", "pictures", "turned"])
+def test_layers_that_stay_as_they_are_are_left_to_the_integer_kernels(kind: str, tmp_path: Path) -> None:
+    model, x = network(kind, True, 0.1)
+    config = QLayerConfig(
+        input_tensors=INPUTS["uint8"].to_quantization_spec(), weight=SPECS["int8"].to_quantization_spec()
+    )
+    if kind == "pictures":
+        model = nn.Sequential(*list(model)[:3])  # of a transposed one each input has a scale here, and not each output
+    ModelQuantizer(QConfig(global_quant_config=config)).quantize_model(model, [x])
+    export_onnx(model, tmp_path, (x,))
+    assert not [node.name for node in onnx.load(tmp_path / "quark_model.onnx").graph.node if ".computed" in node.name]

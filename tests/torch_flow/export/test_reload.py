@@ -425,6 +425,7 @@ def test_a_layer_alone_and_fused_layers_of_torch_come_back(
     config = QConfig(global_quant_config=QLayerConfig(input_tensors=spec, weight=spec))
     ModelQuantizer(config).quantize_model(model, [x])
     export_safetensors(model, tmp_path)
+    assert not [name for name in load_file(tmp_path / "model.safetensors") if name.startswith(".")]
     import_model_from_safetensors(again, tmp_path)
     with torch.no_grad():
         torch.testing.assert_close(again(x), model(x), rtol=1e-5, atol=1e-6)

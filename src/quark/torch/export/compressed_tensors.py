@@ -126,6 +126,10 @@ def words_of(model: nn.Module, config: QConfig, program: str | None) -> Words:
         for name, layer in quantized_layers(model)
         if set(dict(layer.quantizers())) - apart[name]
     }
+    if "" in schemes:
+        raise ConfigError(
+            "compressed-tensors names layers, and a model that is one layer has no name: put it in a module"
+        )
     names = names_of(model)
     described, formats = quantization_config(schemes, names, excluded(config, model, names, schemes))
     if program != "vllm":

@@ -23,8 +23,6 @@ from quark.dataclass import dataclass
 from quark.numerics.affine import LARGEST_BIAS
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm")
-#: Operators that ONNX Runtime moves a DequantizeLinear past.
-PASSED = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "MaxPool", "Identity", "Slice", "Concat", "Gather")
 MANTISSA = 24
 #: Exponent below which bits of a bias are let go: those below 2**-124.
 LEAST = -100
@@ -97,8 +95,6 @@ def value_of(
 def is_changed(one: Sum, makers: dict[str, Any], constants: dict[str, Any]) -> bool:
     """Whether ONNX Runtime would quantize the weight of a layer, read its scales wrongly, or change its bias."""
     data, weight = (makers.get(name) for name in one.layer.input[:2])
-    while data is not None and data.op_type in PASSED:
-        data = makers.get(data.input[0])
     factor, scales = scale_of(data, constants), scale_of(weight, constants)
     if factor is None:
         return False

@@ -27,6 +27,7 @@ from quark.torch.experts import UnfusedExperts, numbered_stacks
 from quark.torch.export.layout import Form
 from quark.torch.export.shards import Item
 from quark.torch.kv_cache import CacheQuantizer
+from quark.torch.layers import name_in
 from quark.torch.quantized_layer import quantized_layers
 
 Tensors = Mapping[str, torch.Tensor]
@@ -52,7 +53,7 @@ class FileNames:
     def outside(self, name: str) -> str:
         """The name in a file of a tensor of the model, unless it is computed from several."""
         owner, _, own = name.rpartition(".")
-        return f"{self.layers[owner]}.{own}" if owner in self.layers else self.renamed(name)
+        return name_in(self.layers[owner], own) if owner in self.layers else self.renamed(name)
 
     def layer(self, name: str) -> str:
         """The name outside of a layer."""

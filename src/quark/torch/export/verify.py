@@ -28,7 +28,7 @@ from quark.torch.export.shards import MAKERS, Item
 from quark.torch.export.state import named
 from quark.torch.export.stored import StoredTensor
 from quark.torch.fake_quantize import FakeQuantize, parts
-from quark.torch.layers import own_parameter
+from quark.torch.layers import name_in, own_parameter
 from quark.torch.quantized_layer import OWN, QuantLayer, quantized_layers
 
 WHOLE = 1 << 16  # elements of a tensor that is decoded as a whole
@@ -78,7 +78,7 @@ def tasks_of(
     coded: set[str] = set()
     tasks: list[CodedSlot] = []
     for name, layer, slot in coded_slots(model) if foreign is None else ():
-        task = Decoded(reader, f"{names.layer(name)}.{slot}", layer, slot, pack_method)
+        task = Decoded(reader, name_in(names.layer(name), slot), layer, slot, pack_method)
         coded |= set(task.wanted)
         tasks.append(task)
     for name, layer in quantized_layers(model) if foreign else ():
