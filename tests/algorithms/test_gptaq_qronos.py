@@ -125,7 +125,7 @@ def test_a_grid_is_what_its_arrays_broadcast_to(form: tuple[int, int], library: 
         step, zero, offset, h, g, weight, *full = map(torch.from_numpy, (step, zero, offset, h, g, weight, *full))
     kind = FORMATS["int4"]
     small, large = Columns(kind, step, zero, offset), Columns(kind, *full)  # type: ignore[arg-type]
-    for run in (partial(gptq, hessian=h), partial(qronos, hessian=h, cross=g)):
+    for run in (partial(gptq, hessian=h), partial(qronos, sums=(h, g))):
         np.testing.assert_array_equal(np.asarray(run(weight, grid=small)), np.asarray(run(weight, grid=large)))
 
 
