@@ -106,7 +106,7 @@ def test_a_computed_bias_is_the_bias() -> None:
 
     from quark.torch.export.onnx_biases import computed
 
-    bias = np.float32([0, -0.0, 1, -1 / 3, 1e-30, -3.4e38, 2.0**-100, np.nextafter(np.float32(1), np.float32(2))])
+    bias = np.float32([0, -0.0, 1, -1 / 3, 1e-30, -3.4e38, 1.5 * 2.0**-126, np.nextafter(np.float32(1), np.float32(2))])
     graph = GraphProto()
     nodes = computed(bias, "b", graph)
     output = helper.make_tensor_value_info("b", TensorProto.FLOAT, None)
@@ -126,3 +126,19 @@ def test_layers_that_stay_as_they_are_are_left_to_the_integer_kernels(kind: str,
     ModelQuantizer(QConfig(global_quant_config=config)).quantize_model(model, [x])
     export_onnx(model, tmp_path, (x,))
     assert not [node.name for node in onnx.load(tmp_path / "quark_model.onnx").graph.node if ".computed" in node.name]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "axis"),
+    [
+        ("Conv", {}, 0),
+        ("ConvTranspose", {}, 1),
+        ("Gemm", {"transB": 1}, 0),
+        ("Gemm", {}, 1),
+        ("Gemm", {"transB": 0}, 1),
+    ],
+)
+def test_where_the_outputs_of_a_layer_lie_in_its_weight(op_type: str, attributes: dict[str, int], axis: int) -> None:
+    from quark.torch.export.onnx_biases import axis_of
+
+    assert axis_of(onnx.helper.make_node(op_type, ["x", "w"], ["y"], **attributes)) == axis

@@ -24,8 +24,6 @@ from quark.numerics.affine import LARGEST_BIAS
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm")
 MANTISSA = 24
-#: Exponent below which bits of a bias are let go: those below 2**-124.
-LEAST = -100
 
 
 @dataclass(frozen=True)
@@ -100,8 +98,6 @@ def is_changed(one: Sum, makers: dict[str, Any], constants: dict[str, Any]) -> b
         return False
     if scales is None:
         return one.layer.input[1] in constants or depends_on_constants(weight, makers, constants)
-    if number(weight, "block_size", 0):
-        return False
     product = factor.max() * scales
     read_wrongly = (
         scales.ndim == 1 and one.layer.op_type != "MatMul" and number(weight, "axis", 1) != axis_of(one.layer)
@@ -155,7 +151,7 @@ def depends_on_constants(node: Any, makers: dict[str, Any], constants: dict[str,
 def computed(bias: np.ndarray, name: str, graph: Any) -> list[Any]:
     """Nodes that give ``bias``; the last one has its value."""
     _, exponents = np.frexp(bias.astype(np.float64))
-    powers = np.maximum(exponents, LEAST) - MANTISSA
+    powers = exponents - MANTISSA
     codes = np.rint(np.ldexp(bias.astype(np.float64), -powers)).astype(np.int32)
     scale, whole = np.asarray(1, np.float32), np.exp2(powers).astype(np.float32)
     for kind, value in (("codes", codes), ("scale", scale), ("powers", whole)):
