@@ -18,7 +18,7 @@ import quark.migration
 from quark.cli.app import app
 from quark.config.options import Options
 from quark.errors import QuarkError
-from quark.migration.finder import Finder, MissingModuleError, MissingNameError, install
+from quark.migration.finder import Finder, MissingModuleError, MissingNameError, find, install
 
 pytest.importorskip("torch")
 pytest.importorskip("diffusers")
@@ -177,3 +177,21 @@ def test_commands_that_the_sentences_recommend_exist() -> None:
         command = tree
         for word in words[:2]:
             command = command.commands[word]  # type: ignore[attr-defined]
+
+
+def test_modules_that_are_here_are_imported_whatever_the_table_says() -> None:
+    """``from quark.torch.utils import diffusers`` was refused until somebody had imported the module by its name."""
+    import pkgutil
+
+    import quark
+
+    found = []
+    for package in pkgutil.walk_packages(quark.__path__, "quark."):
+        if not package.ispkg:
+            continue
+        module = importlib.import_module(package.name)
+        for inner in pkgutil.iter_modules(module.__path__):
+            with pytest.raises(AttributeError):
+                find(package.name, inner.name, module)
+            found.append(f"{package.name}.{inner.name}")
+    assert "quark.torch.utils.diffusers" in found

@@ -62,6 +62,7 @@ def decided(request: Explained) -> tuple[dict[str, Any], TorchForecast]:
     values = chosen_values(request)
     format = checked_format(request, values)
     from quark.torch.config_file import config_of
+    from quark.torch.export.before_work import check_before_work
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.export.write_as import config_for
     from quark.torch.files.prequantized import check_float
@@ -70,8 +71,11 @@ def decided(request: Explained) -> tuple[dict[str, Any], TorchForecast]:
 
     check_float(request.model)
     checkpoint = read_checkpoint(request.model)
-    config = config_of(values, read_skeleton(checkpoint).model)
-    return values, forecast(checkpoint, config_for(config, format, request.program, float_type(checkpoint)))
+    model = read_skeleton(checkpoint).model
+    config = config_for(config_of(values, model), format, request.program, float_type(checkpoint))
+    if request.format or request.program:
+        check_before_work(model, config, format, request.program, request.model)
+    return values, forecast(checkpoint, config)
 
 
 def readers_of(values: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:

@@ -224,10 +224,21 @@ class InMemory(Explained):
         whole = [text for text in self.gguf_types if "=" not in text]
         if not whole:
             raise typer.BadParameter("no --gguf-type without a glob, which is that of all other layers")
-        layers = tuple(text for text in self.gguf_types if "=" in text) + self.layers
-        told = {"scheme": whole[-1], "layers": layers, "program": self.program or "llama.cpp", "gguf_types": ()}
+        layers = tuple(scheme_of_type(text) for text in self.gguf_types if "=" in text) + self.layers
+        told = {
+            "scheme": scheme_of_type(whole[-1]),
+            "layers": layers,
+            "program": self.program or "llama.cpp",
+            "gguf_types": (),
+        }
         for name, value in told.items():
             object.__setattr__(self, name, value)
+
+
+def scheme_of_type(text: str) -> str:
+    """``[GLOB=]TYPE`` with the scheme in the place of a type whose name is no scheme."""
+    glob, sign, kind = text.rpartition("=")
+    return f"{glob}{sign}mxfp4_weight_only" if kind.upper() == "MXFP4" else text
 
 
 @dataclass(frozen=True, kw_only=True)

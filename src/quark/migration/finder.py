@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -44,10 +44,10 @@ def find(module: str, name: str, here: ModuleType) -> Any:
 
     Raises:
         MissingNameError: there is none.
-        AttributeError: AMD Quark has no such name either.
+        AttributeError: AMD Quark has no such name either, or it is a module here, which Python imports then.
     """
     answer = answer_of(module, name, not is_alias(here))
-    if answer is None:
+    if answer is None or PathFinder.find_spec(f"{module}.{name}", getattr(here, "__path__", [])) is not None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     target = answer.target or home_of(name, answer.homes)
     if not target:

@@ -147,3 +147,28 @@ def test_types_of_ggml_are_no_scheme_file_by_file(
     given = ["quantize-files", str(tmp_path / "m"), "-o", str(tmp_path / "o"), "--format", "gguf", *words]
     assert main(["torch", *given]) == 1
     assert "`quark torch quantize` writes it" in capsys.readouterr().err and not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("kind", ["MXFP4", "mxfp4"])
+def test_a_type_whose_name_is_no_scheme_is_taken(
+    kind: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(capsys, "quantize", folder, "-o", tmp_path / "out", "--gguf-type", "Q8_0", "--gguf-type", f"*down_proj={kind}")
+    found = {name: tensor.tensor_type.name for name, tensor in read(tmp_path / "out" / "llama.gguf")[1].items()}
+    assert (found["blk.0.ffn_down.weight"], found["blk.0.ffn_up.weight"]) == ("MXFP4", "Q8_0")
+
+
+@pytest.mark.parametrize("command", ["plan", "quantize", "quantize-files"])
+def test_a_type_of_models_without_a_gguf_file_is_refused_by_every_command(
+    command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``plan`` said that the file would be written."""
+    from quark.torch.export.gguf_table import ARCHITECTURES
+
+    monkeypatch.delitem(ARCHITECTURES, "llama")
+    output = () if command == "plan" else ("-o", tmp_path / "out")
+    assert (
+        main(["torch", command, *map(str, (folder, *output, "--scheme", "int8_wo_per_channel", "--for", "llama.cpp"))])
+        == 1
+    )
+    assert "no GGUF file is written for model_type 'llama'" in " ".join(capsys.readouterr().err.split())
