@@ -32,6 +32,7 @@ from quark.torch.export import stored as stored_parts
 from quark.torch.fake_quantize import make_quantizer, parts
 from quark.torch.quantization.config.config import (
     FP4PerGroupSpec,
+    FP8E4M3PerBlockSpec,
     FP8E4M3PerTensorSpec,
     Int4PerChannelSpec,
     Int8PerTensorSpec,
@@ -53,6 +54,29 @@ def test_outputs_of_a_layer_fill_words_of_32_bits(rows: int, words: bool) -> Non
         vllm_reads.check_words(model, QConfig(QLayerConfig(weight=INT4)))
     vllm_reads.check_words(model, QConfig(QLayerConfig(weight=INT8.to_quantization_spec())))
     vllm_reads.check_words(model, QConfig(QLayerConfig()))
+
+
+@pytest.mark.parametrize(
+    ("path", "rows", "read"),
+    [
+        ("a.q_proj", 128, True), ("a.q_proj", 192, False), ("a.k_proj", 64, False), ("a.v_proj", 64, True),
+        ("a.gate_proj", 200, False), ("a.up_proj", 200, True), ("a.down_proj", 200, True), ("a.o_proj", 64, True),
+        ("a.experts.0.up_proj", 200, False), ("a.experts.0.up_proj", 256, True), ("a.q_a_proj", 64, False),
+    ],
+)  # fmt: skip
+def test_no_block_of_rows_lies_in_two_layers_that_vllm_reads_as_one(path: str, rows: int, read: bool) -> None:
+    model = nn.Module()
+    *owners, last = path.split(".")
+    inner = model
+    for name in owners:
+        inner.add_module(name, nn.Module())
+        inner = inner.get_submodule(name)
+    inner.add_module(last, nn.Linear(128, rows, bias=False))
+    blocks = FP8E4M3PerBlockSpec().to_quantization_spec()
+    with nullcontext() if read else pytest.raises(ConfigError, match=f"{rows} outputs, which 128 does not divide"):
+        vllm_reads.check_parts(model, QConfig(QLayerConfig(weight=blocks)))
+    vllm_reads.check_parts(model, QConfig(QLayerConfig(weight=INT8.to_quantization_spec())))
+    vllm_reads.check_parts(model, QConfig(QLayerConfig(weight=blocks), exclude=["*"]))
 
 
 @pytest.mark.parametrize("kind", gguf_bounds.FLOATS)

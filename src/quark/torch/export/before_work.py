@@ -29,7 +29,7 @@ from quark.torch.export.model_files import check_merged
 from quark.torch.export.skeleton import features_of, is_inside_attention
 from quark.torch.export.stacked_blocks import MODE, check_stacks
 from quark.torch.export.transformers_reads import check_custom, check_wide, without_values
-from quark.torch.export.vllm_reads import check_for_vllm
+from quark.torch.export.vllm_reads import check_for_vllm, check_parts
 from quark.torch.matching import ACTIVATIONS, match
 from quark.torch.recurrent import unroll_recurrent
 from quark.torch.rotated import refuse_algorithms
@@ -70,6 +70,7 @@ def check_before_work(
         check_built_in(config, program)
     if program == "vllm":
         check_for_vllm(model, config, format)
+        check_parts(apart(model), config)
     if (format, program) == ("quark", "transformers") and is_inside_attention(config):
         raise ConfigError(
             "transformers does not load caches that are quantized behind RoPE (as those are whose keys and values one "

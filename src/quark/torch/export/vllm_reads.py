@@ -277,6 +277,27 @@ def check_words(model: nn.Module, config: QConfig) -> None:
             )
 
 
+def check_parts(model: nn.Module, config: QConfig) -> None:
+    """Blocks of rows that two of the layers which vLLM reads as one would share; the last of a layer may be shorter.
+
+    Experts have to be taken apart: of theirs none may.
+    """
+    ends = {name: names[-1] for names in READ_AS_ONE for name in names}
+    for layer in find_candidates(model):
+        own = layer.name.rpartition(".")[2]
+        found = choose_all(layer, config)[0] if own in ends else None
+        stages = found.stages("weight") if found is not None else ()
+        height = next((one.spec.granularity.rows for one in stages if isinstance(one.spec.granularity, Block2D)), 1)
+        rows = getattr(layer.module, "out_features", 0)
+        if rows % height and (own != ends[own] or ".experts." in layer.name):
+            raise ConfigError(
+                f"{layer.name!r} has {rows} outputs, which {height} does not divide, and vLLM reads it with others as "
+                f"one layer (ValueError: Weight output_partition_size = {rows} is not divisible by weight quantization "
+                f"block_n, fp8_utils.py); --scheme ptpc_fp8, with a scale per row, is read, or --exclude '*.{own}' and "
+                f"its siblings"
+            )
+
+
 def check_turned(model: nn.Module, config: QConfig, format: str) -> None:
     """Queries and keys whose rows vLLM turns, in layouts where it turns something else, or nothing."""
     for layer in find_candidates(model):
