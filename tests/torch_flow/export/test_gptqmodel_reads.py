@@ -28,6 +28,7 @@ from quark.torch.export.readers import readers
 from quark.torch.export.write_as import config_for, export_as
 
 transformers = pytest.importorskip("transformers")
+WIDE = {"head_dim": 64}  # 128 outputs of keys
 NARROW = {"hidden_size": 96, "num_key_value_heads": 1, "head_dim": 24}  # 24 outputs of keys
 
 
@@ -148,7 +149,8 @@ def test_a_file_names_the_modules_that_transformers_quantizes(format: str, tmp_p
         ("gpt_oss", "int4_wo_32", "quark", {"vllm": "whose rows take turns", "transformers": "$"}),
         ("mixtral", "int4_wo_32", "gptq", {"vllm": "$", "transformers": "no place for the single experts"}),
         ("llama", "int4_wo_32", "gptq", {"vllm": "$", "transformers": "--for transformers names the modules"}),
-        ("llama", "fp8_block", "fp8", {"vllm": "$", "transformers": "$"}),
+        ("llama", "fp8_block", "fp8", {"vllm": "64 outputs, which 128 does not divide", "transformers": "$"}),
+        ("wide", "fp8_block", "fp8", {"vllm": "$", "transformers": "$"}),
         ("llama", "int4_wo_32", "onnx", {"onnxruntime-genai": "$"}),
         ("llama", "a scheme of my own", "quark", {}),
     ],
@@ -156,7 +158,8 @@ def test_a_file_names_the_modules_that_transformers_quantizes(format: str, tmp_p
 def test_the_programs_that_read_a_model_are_told_where_none_is_named(
     kind: str, scheme: str, format: str, wanted: dict[str, str]
 ) -> None:
-    model: Any = llama() if kind == "llama" else tiny.made(kind, dict(tiny.model_types())[kind], {})
+    own = {"llama": {}, "wide": WIDE}.get(kind)
+    model: Any = tiny.made(kind, dict(tiny.model_types())[kind], {}) if own is None else llama(**own)
     config = LLMTemplate.for_model(model).get_config(scheme if scheme in NAMES else "int4_wo_32")
     found = readers(model, config, [[scheme]], None, format, Path())
     assert list(found) == list(wanted)
@@ -189,12 +192,13 @@ def test_a_program_reads_a_file_whose_layers_and_caches_it_has(
 
 @pytest.mark.parametrize(
     ("kind", "scheme", "format"),
-    [("mixtral", "int4_wo_32", "awq"), ("llama", "fp8_block", "fp8"), ("llama", "int8", "compressed-tensors")],
+    [("mixtral", "int4_wo_32", "awq"), ("wide", "fp8_block", "fp8"), ("llama", "int8", "compressed-tensors")],
 )
 def test_codes_that_are_moved_have_the_readers_of_their_scheme(
     kind: str, scheme: str, format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model: Any = llama() if kind == "llama" else tiny.made(kind, dict(tiny.model_types())[kind], {})
+    own = {"llama": {}, "wide": WIDE}.get(kind)
+    model: Any = tiny.made(kind, dict(tiny.model_types())[kind], {}) if own is None else llama(**own)
     model.save_pretrained(tmp_path / "float")
     np.save(tmp_path / "ids.npy", np.arange(16)[None])
     given, found = ["--scheme", scheme, "--data", str(tmp_path / "ids.npy"), "--seq-len", "16"], []
