@@ -193,7 +193,7 @@ def replaced(proto: Any, found: Sequence[Marked]) -> tuple[Any, dict[int, str], 
         It; the name of what each quantizer gives, by its number; of these, those that are stored transposed.
     """
     from quark.operators import add_functions
-    from quark.torch.export.onnx_biases import keep_biases
+    from quark.torch.export.onnx_floats import keep_floats
     from quark.torch.export.onnx_moves import quantize_moved
     from quark.torch.export.onnx_nodes import nodes_of
     from quark.torch.export.onnx_turned import turn_weights
@@ -225,7 +225,7 @@ def replaced(proto: Any, found: Sequence[Marked]) -> tuple[Any, dict[int, str], 
     graph.node.extend(made)
     quantize_moved(graph)
     turned = turn_weights(graph)
-    keep_biases(graph)
+    keep_floats(graph)
     drop_unused(graph)
     for k in reversed(range(len(proto.opset_import))):
         if proto.opset_import[k].domain == DOMAIN:
