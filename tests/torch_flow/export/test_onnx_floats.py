@@ -127,3 +127,26 @@ def test_where_the_outputs_of_a_layer_lie_in_its_weight(op_type: str, attributes
     from quark.torch.export.onnx_floats import axis_of
 
     assert axis_of(onnx.helper.make_node(op_type, ["x", "w"], ["y"], **attributes)) == axis
+
+
+@pytest.mark.parametrize(
+    ("body", "copied"),
+    [
+        ("h = MatMul (x, y) z = Add (h, mask)", False),  # scores of attention, and what masks them
+        ("z = Gemm (x, y, mask)", False),
+        ("z = Gemm (x, w, mask)", True),
+        ("h = MatMul (x, w) z = Add (h, mask)", True),
+        ("w2 = Cast <to = 1> (c) z = Gemm (x, w2)", True),
+        ("z = Gemm (a, w, mask)", False),  # its input is not quantized
+    ],
+)
+def test_which_layers_of_a_graph_get_a_copy(body: str, copied: bool) -> None:
+    from quark.torch.export.onnx_floats import keep_floats
+
+    text = f"""<ir_version: 10, opset_import: ["" : 21]> g (float[4, 4] a, float[4, 4] b) => (float[4, 4] z)
+        <float s = {{0.1}}, int8[4, 4] c = {{1,2,3,4,1,2,3,4,1,2,3,4,1,2,3,4}}, float[4] mask = {{0, 0, 0, -3e38}}>
+        {{ p = QuantizeLinear (a, s) x = DequantizeLinear (p, s) q = QuantizeLinear (b, s) y = DequantizeLinear (q, s)
+        w = DequantizeLinear (c, s) {body} }}"""
+    graph = onnx.parser.parse_model(text).graph
+    keep_floats(graph)
+    assert ("Max" in [node.op_type for node in graph.node]) is copied
