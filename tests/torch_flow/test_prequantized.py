@@ -34,9 +34,9 @@ FORMATS = {
 CASES = [(format, scheme) for format, schemes in FORMATS.items() for scheme in schemes]
 
 
-def source(scheme: str, format: str, folder: Path) -> Any:
+def source(scheme: str, format: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """A quantized model, also written to a folder."""
-    model = quantized(llama(**SIZES), LLMTemplate.get("llama").get_config(scheme))
+    model = quantized(llama(dtype, **SIZES), LLMTemplate.get("llama").get_config(scheme))
     export_as(model, folder, format, folder, program="vllm")  # what transformers cannot load, too
     return model
 
@@ -98,16 +98,33 @@ def test_a_float_folder_stays_where_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "work").exists()
 
 
-@pytest.mark.parametrize("command", ["quantize", "quantize-files"])
-def test_fp8_blocks_become_int8(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = source("fp8_block", "fp8", tmp_path / "q")
-    arguments = ["--scheme", "int8_wo_per_channel", "--json"]
-    assert main(["torch", command, str(tmp_path / "q"), "-o", str(tmp_path / "out"), *arguments]) == 0
-    assert json.loads(capsys.readouterr().out)["decoded_from"] == "fp8"
-    again = import_model_from_safetensors(None, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "q"]
-    error = (logits(again).float() - logits(model)).norm() / logits(model).norm()
-    assert 0.001 < error < 0.3  # the activations of the source were FP8
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("format", "scheme"), [*((name, row[-1]) for name, row in FORMATS.items()), ("modelopt", "fp8")]
+)
+def test_both_commands_write_the_same_tensors(
+    format: str, scheme: str, dtype: torch.dtype, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the type that the model computes in, also where the configuration does not name it."""
+    model = source(scheme, format, tmp_path / "q", dtype)
+    if dtype is torch.float16 and format != "quark":
+        path = tmp_path / "q" / "config.json"
+        path.write_text(json.dumps({key: v for key, v in json.loads(path.read_text()).items() if key != "dtype"}))
+    np.save(tmp_path / "ids.npy", np.arange(32).reshape(2, 16))
+    given = ["-s", "int8_wo_per_channel", "--layer", "*down_proj=fp8", "--data", str(tmp_path / "ids.npy")]
+    made, told = [], []
+    for command in ("quantize", "quantize-files"):
+        assert main(["torch", command, str(tmp_path / "q"), "-o", str(tmp_path / command), *given, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+        made.append(load_file(tmp_path / command / "model.safetensors"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ids.npy", "q", "quantize", "quantize-files"]
+    assert [one["decoded_from"] for one in told] == [format, format]
+    assert made[0].keys() == made[1].keys()
+    for name, value in made[0].items():
+        assert value.dtype is made[1][name].dtype and torch.equal(value, made[1][name]), name
+    again = import_model_from_safetensors(None, tmp_path / "quantize-files")
+    error = (logits(again).float() - logits(model).float()).norm() / logits(model).float().norm()
+    assert 0.001 < error < 0.5  # inputs of the source may be quantized
 
 
 def test_convert_carries_codes_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,11 @@ def refuse_ggml(values: Mapping[str, Any]) -> None:
         )
 
 
+def computed_in(request: FolderJob, format: str) -> str | None:
+    """The name of the type that a model is read in, whichever command reads it; None: its own."""
+    return "float32" if format == "onnx" else request.dtype
+
+
 def dtype_of(name: str | None) -> Any:
     """The type called ``name``."""
     import torch
@@ -193,9 +198,8 @@ def in_memory(request: FolderJob, values: dict[str, Any], format: str, check: bo
     tokenizer = partial(load_tokenizer, request.model, remote)
     rows = read_ids(source.data, tokenizer) if source.data else []
     samples = calibration_samples(rows, source.seq_len, source.samples)
-    model = load_model(request.model, request.device, remote, dtype_of(request.dtype))
+    model = load_model(request.model, request.device, remote, dtype_of(computed_in(request, format)))
     check_ids(model, [sample["input_ids"][0] for sample in samples])
-    model = model.float() if format == "onnx" else model
     config = decided(model, request, values, format)
     facts = told_readers(model, request, config, schemes_of(values), format)
     measured = first_windows(rows, source.seq_len, source.samples) if check else []
@@ -362,7 +366,7 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     from quark.torch.files.target import on_the_way
     from quark.torch.language import batches, calibration_samples, load_tokenizer, read_ids
 
-    source, dtype = request.source, dtype_of("float32" if format == "onnx" else request.dtype)
+    source, dtype = request.source, dtype_of(computed_in(request, format))
     checkpoint = in_type(read_checkpoint(folder), dtype)
     rows = read_ids(source.data, partial(load_tokenizer, folder)) if source.data else []
     samples = batches(calibration_samples(rows, source.seq_len, source.samples), request.batch_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -38,21 +38,9 @@ class CheckpointDecision:
     tensors: dict[str, StoredSource]
     by_files: bool = True
 
-    def stored_apart(
-        self, decoded: Collection[str] = (), dtype: torch.dtype | None = None
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes, in their float types, of the tensors that are quantized, and of the others.
-
-        Args:
-            decoded: names of stored tensors that were codes, and lie in float32 for exactness alone.
-            dtype: the type of the model, which counts for those; None: float32.
-        """
-
-        def bytes_of(one: StoredSource) -> int:
-            kind = dtype if dtype is not None and one.name in decoded else one.dtype
-            return kind.itemsize * prod(one.shape)
-
-        sizes = {name: bytes_of(one) for name, one in (self.tensors | self.weights).items()}
+    def stored_apart(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes, in their float types, of the tensors that are quantized, and of the others."""
+        sizes = {name: one.dtype.itemsize * prod(one.shape) for name, one in (self.tensors | self.weights).items()}
         others = {name: size for name, size in sizes.items() if name not in self.weights}
         return {name: sizes[name] for name in self.weights}, others
 

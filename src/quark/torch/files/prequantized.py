@@ -9,9 +9,10 @@
     bitsandbytes         weight, absmax, quant_map, quant_state        NF4, FP4 and int8: ``bitsandbytes.py``
     quark                as we write it                                read by our own import
 
-What was quantized becomes float32, so that nothing is rounded before it is quantized again; all other tensors keep
-their type. Scales of activations and caches are left behind: a new quantization finds its own. Scales and zero points
-of weights are kept beside (``carried``), so that a new grid that holds the values keeps the codes.
+What was quantized becomes float32, and is read in the type that the model computes in, which ``config.json`` says then,
+from files (``skeleton``) as into memory; all other tensors keep their type. Scales of activations and caches are left
+behind: a new quantization finds its own. Scales and zero points of weights are kept beside (``carried``), so that a new
+grid that holds the values keeps the codes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from quark.torch.export.shards import Item, item_of, write_file, write_index
 from quark.torch.files.coded import decoding
 from quark.torch.files.methods import METHODS, CodedFolder, found_in
 from quark.torch.files.restacked import restacked
-from quark.torch.files.skeleton import StoredSource
+from quark.torch.files.skeleton import StoredSource, named_type
 
 ENDS = (
     *("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "qscale_act"),
@@ -134,6 +135,7 @@ def dequantize_checkpoint(source: Path, target: Path, loaded: bool = False) -> N
     """
     checkpoint = read_checkpoint(source)
     described: Any = checkpoint.config.get("quantization_config") or {}
+    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
     method = described.get("quant_method")
     if method == "quark":
         with decoding(f"{str(source)!r}, quantized by {method!r},"):
@@ -142,14 +144,21 @@ def dequantize_checkpoint(source: Path, target: Path, loaded: bool = False) -> N
     elif isinstance(method, str) and method in METHODS:
         found = coded_in(checkpoint)
         groups, grids = foreign_items(found), grid_items(found)
+        if named_type(checkpoint) is None:
+            config["dtype"] = str(computed_in(found)).removeprefix("torch.")
     else:
         refuse_method(source / "config.json", method, ["quark", *METHODS])
     with new_folder(target) as draft:
         write(draft, restacked(groups, checkpoint) if loaded else groups)
         write_file(draft / GRIDS, grids)
         copy_files(source, draft)
-        config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
         (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def computed_in(source: CodedFolder) -> torch.dtype:
+    """The type that a folder computes in where its configuration names none: that of its first float tensor."""
+    others = (one.dtype for name, one in source.tensors.items() if name not in source.taken and not LEFT.search(name))
+    return next((dtype for dtype in others if dtype.is_floating_point), torch.float32)
 
 
 def write(folder: Path, groups: list[list[Item]]) -> None:

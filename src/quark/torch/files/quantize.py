@@ -298,30 +298,15 @@ def in_type(checkpoint: Checkpoint, dtype: torch.dtype | None) -> Checkpoint:
     return replace(checkpoint, config={**config, "dtype": str(dtype).removeprefix("torch.")}, dtype=dtype)
 
 
-def decoded_in_type(
-    decision: CheckpointDecision, checkpoint: Checkpoint, grids: Mapping[str, Path]
-) -> CheckpointDecision:
-    """What was decoded to float32 and stays float has the type that the configuration names."""
-    named = named_type(checkpoint)
-    if named is None:
-        return decision
-    moved = {
-        name: replace(stored, dtype=named)
-        for name, stored in decision.tensors.items()
-        if stored.name in grids and name not in decision.weights
-    }
-    return replace(decision, tensors={**decision.tensors, **moved})
-
-
 def float_bytes(checkpoint: Checkpoint, config: QConfig) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes, in the float types of the model, of the tensors that become codes, and of the others, by name."""
-    return decide(checkpoint, config).stored_apart(places_of(checkpoint.folder), named_type(checkpoint))
+    return decide(checkpoint, config).stored_apart()
 
 
 def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: JobSettings) -> CarriedLayers | None:
     """The job, of a checkpoint that is float or was decoded."""
     grids, size = places_of(checkpoint.folder), how.max_shard_size
-    decision = decoded_in_type(decide(checkpoint, config), checkpoint, grids)
+    decision = decide(checkpoint, config)
     skeleton, found, plan = decision.skeleton, decision.found, decision.found.plan
     static = needs_samples(found, find_targets(skeleton.model, config), how.samples)
     stages = stages_of(config, plan, static, how.samples)

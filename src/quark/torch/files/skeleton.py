@@ -27,6 +27,7 @@ from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
 from quark.torch.export.model_files import HALVES, class_named, kept_wide
 from quark.torch.export.original import FileNames, names_of
+from quark.torch.files.carried import places_of
 from quark.torch.files.fitting import check_counts, check_derived, check_lacking, check_types, left_behind, told
 from quark.torch.files.named import check_named
 from quark.torch.files.names import names_in_memory, renamed, renames_of
@@ -158,8 +159,10 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     if base:
         longer = names_in_memory([base + name for name in stored], places, renames, layers)
         names |= {name: found for name in stored if (found := longer[base + name]) in places}
-    wide = kept_wide(model, checkpoint.dtype or named_type(checkpoint))
-    tensors = {names[name]: as_held(names[name], value, wide) for name, value in stored.items()}
+    computed, decoded = checkpoint.dtype or named_type(checkpoint), places_of(checkpoint.folder)
+    wide = kept_wide(model, computed)
+    halved = {name: replace(stored[name], dtype=computed) for name in decoded if computed and name in stored}
+    tensors = {names[name]: as_held(names[name], value, wide) for name, value in (stored | halved).items()}
     stacked: dict[str, tuple[StoredSource, tuple[str, ...]]] = {}
     for name, (shape, views) in apart.items():
         if name in tensors:
