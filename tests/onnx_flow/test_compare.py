@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,6 +17,7 @@ from tests.onnx_flow import models
 
 from quark.errors import DataError, ModelError
 from quark.measure.distance import Distance
+from quark.onnx import compare as comparing
 from quark.onnx.compare import ENDS, FEWEST, Checks, CodeRange, MovedOutput, compare
 from quark.onnx.graph import budget
 from quark.report.verdict import runtime_line
@@ -289,3 +292,41 @@ def test_loops_whose_condition_stays_true_are_ended(name: str, monkeypatch: pyte
     told = r"\(Loop\) does not end: its condition still holds after 0\.2 s"
     with pytest.raises(DataError, match=told) if endless else nullcontext():
         compare(looping, looping, [{"x": np.ones(1, np.float32)}])
+
+
+@pytest.mark.parametrize(
+    ("case", "count", "order"),
+    [
+        ("slow", FEWEST + 1, "fqfffqqqfq"),  # a sample by both, then a block of each, then the rest
+        ("as long as it should", FEWEST, "fqfqfqfq"),
+        ("few samples", FEWEST - 1, "fqffqq"),
+        ("large outputs", FEWEST, "fqfqfqfq"),
+        ("not timed", FEWEST, "fqfqfqfq"),
+    ],
+)
+def test_slow_models_run_once_a_sample(case: str, count: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a comparison time them, where these are enough; what is compared is the same."""
+    samples = [{"x": SAMPLES[0]["x"] * (1 + number)} for number in range(count)]
+    expected = compare(model(False), model(True), samples, ENDS).outputs
+    ran: list[str] = []
+    for side, name, wait in (("f", "_said", 0.03), ("q", "_answers", 0.01)):
+        whole = getattr(comparing, name)
+
+        def watched(runner: Any, names: list[str], *rest: Any, of: tuple[str, Any, float] = (side, whole, wait)) -> Any:
+            if names:  # no layer is compared
+                ran.append(of[0])
+                time.sleep(of[2])
+            return of[1](runner, names, *rest)
+
+        monkeypatch.setattr(comparing, name, watched)
+    apart = {"float": 7.0, "quantized": 8.0}
+    monkeypatch.setattr(comparing, "pace_of", lambda *_: apart)
+    monkeypatch.setattr(comparing, "HELD", 0 if case == "large outputs" else 1 << 20)
+    seconds = {"as long as it should": 1e6, "not timed": None}.get(case, 0.1)
+    found = compare(model(False), model(True), samples, Checks(layers=False, timed=seconds))
+    assert "".join(ran) == order
+    assert found.outputs["y"].sqnr == expected["y"].sqnr and found.samples == count
+    if case == "slow":
+        assert 0.03 <= found.seconds["float"] < 1 and 0.01 <= found.seconds["quantized"] < found.seconds["float"]
+    else:
+        assert found.seconds == ({} if seconds is None else apart)

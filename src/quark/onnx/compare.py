@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -34,6 +36,7 @@ from quark.measure.distance import Distance
 from quark.measure.scaling import Scaling
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
+from quark.numerics.metrics import median
 from quark.observers.histogram import Histogram
 from quark.onnx.data import checked, inputs_of, samples_of
 from quark.onnx.data_layout import as_reader, widened
@@ -55,6 +58,8 @@ FEWEST = 4
 """Samples that are compared however long they take."""
 TIMED = 2.0
 """Seconds for timing where the figure was asked for."""
+HELD = 1 << 26
+"""Bytes of outputs that may wait for those of the other model."""
 FLOAT, QUANTIZED = "float", "quantized"
 """The names of both models where they are timed."""
 ODD = 25.0  # dB, below which a layer may have been rescaled
@@ -113,7 +118,7 @@ class Comparison:
     ``answers``: what a user reads off each output, and how much of it is kept. An output of another shape than the
     float model's in some sample (another number of detections) has no distance there. ``moved``: the output that ONNX
     Runtime's optimizations move most, where that was asked for and is more than ``MOVED``. ``seconds``: per inference
-    of the first sample, of "float" and "quantized", where that was asked for.
+    of one of the first samples, of "float" and "quantized", where that was asked for.
     """
 
     outputs: dict[str, Distance]
@@ -133,7 +138,8 @@ class Checks:
     Attributes:
         layers: whether intermediate tensors are compared (both models then run twice per sample).
         moved: whether the quantized graph is also run as it is written, on the first sample.
-        timed: seconds in which both models are timed on it, side by side, about; None: they are not.
+        timed: seconds in which both models are timed on it, side by side, about; None: they are not. Where the first
+            ``FEWEST`` samples take as long, their own times serve.
         enough: seconds of the processor; where ``FEWEST`` samples took longer, no other one is compared. None: all are.
     """
 
@@ -175,35 +181,86 @@ def compare(
     layout = relaid(first, second)
     runtime = Runtime(libraries=libraries, usual=checks.timed is not None)
     ours, theirs = Runner(first, names, runtime=runtime), Runner(second, names, runtime=runtime)
-    end_to_end = _paired(ours, theirs, names, names, layout)
     inner = _both(first, second, [p.name for p in pairs], [p.quantized for p in pairs], libraries, layout)
     outputs, answers = {name: Distance() for name in names}, {name: Answers() for name in names}
     distances, scalings = [Distance() for _ in pairs], [Scaling() for _ in pairs]
     ranges = _code_ranges(second, pairs)
-    done, start = 0, time.process_time()
-    beside: dict[str, Any] = {}
-    for done, feed in enumerate(checked(samples_of(as_reader(first, samples)), inputs_of(first)), start=1):
-        found = dict(zip(names, end_to_end(feed), strict=True))
+    done, start, seconds = 0, 0.0, dict[str, float]()
+    beside: dict[str, Any] = {"seconds": seconds}
+    feeds = checked(samples_of(as_reader(first, samples)), inputs_of(first))
+    runs = {FLOAT: partial(_said, ours, names), QUANTIZED: partial(_answers, theirs, names, layout)}
+    timed = math.inf if checks.timed is None else checks.timed
+    for done, (feed, *said) in enumerate(_in_turns(feeds, runs, (ours, theirs), timed, seconds), start=1):
+        found = dict(zip(names, zip(*said, strict=True), strict=True))
         if done == 1 and checks.moved:
             written = Runner(second, names, runtime=Runtime(libraries=libraries, optimize=False))
-            beside["moved"] = _moved_most(found, dict(zip(names, _answers(written, feed, names, layout), strict=True)))
-        if done == 1 and checks.timed is not None:
-            both = {FLOAT: (float_model, ours, feed), QUANTIZED: (quantized_model, theirs, layout.taken(feed))}
-            beside["seconds"], start = pace_of(both, checks.timed, libraries), time.process_time()
-        first_said, second_said = ({name: pair[of] for name, pair in found.items()} for of in (0, 1))
-        update_answers(answers, first_said, second_said)
-        for name, (x, y) in found.items():
-            if x.shape == y.shape and x.dtype.kind not in TEXT:
-                outputs[name].update(x, y)
+            beside["moved"] = _moved_most(found, dict(zip(names, _answers(written, names, layout, feed), strict=True)))
+        if done == 1:
+            one, start = feed, time.process_time()
+        _count(found, outputs, answers)
         for distance, scaling, codes, (x, y) in zip(distances, scalings, ranges, inner(feed), strict=True):
             _observe(distance, scaling, codes, x, y)
         if progress:
             progress(done)
         if checks.enough is not None and done >= FEWEST and time.process_time() - start > checks.enough:
             break
+    if done and checks.timed is not None and not seconds:
+        both = {FLOAT: (float_model, ours, one), QUANTIZED: (quantized_model, theirs, layout.taken(one))}
+        seconds.update(pace_of(both, checks.timed, libraries))
     weak = of_model(second) if checks.layers else ()
     views = _layers(pairs, distances, scalings), _views(pairs, ranges)
     return Comparison(outputs, *views, done, weak, answers, **beside)
+
+
+def _count(
+    found: Mapping[str, tuple[np.ndarray, np.ndarray]], outputs: Mapping[str, Distance], answers: dict[str, Answers]
+) -> None:
+    """Add what both models say on a sample."""
+    first, second = ({name: pair[of] for name, pair in found.items()} for of in (0, 1))
+    update_answers(answers, first, second)
+    for name, (x, y) in found.items():
+        if x.shape == y.shape and x.dtype.kind not in TEXT:
+            outputs[name].update(x, y)
+
+
+Run: TypeAlias = Callable[[Feed], list[np.ndarray]]
+
+
+def _in_turns(
+    feeds: Iterable[Feed], runs: Mapping[str, Run], runners: Sequence[Runner], timed: float, seconds: dict[str, float]
+) -> Iterator[tuple[Feed, list[np.ndarray], list[np.ndarray]]]:
+    """Every sample, and what both models say on it.
+
+    Where ``FEWEST`` samples take at least ``timed`` seconds, those behind the first run in a block of each model, whose
+    medians are put into ``seconds``: such models are not run for their time alone. A block has all samples or none.
+    """
+    from quark.onnx.latency import pause_of
+
+    left, (first, second) = iter(feeds), runs.values()
+    for feed in islice(left, 1):
+        start = time.perf_counter()
+        x, y = first(feed), second(feed)
+        slow = FEWEST * (time.perf_counter() - start) >= timed
+        held = FEWEST * sum(array.nbytes for array in (*x, *y))
+        yield feed, x, y
+        sessions = [runner.session for runner in runners if runner.session is not None]
+        block = list(islice(left, FEWEST - 1)) if slow and held <= HELD and len(sessions) == len(runners) else []
+        pause = pause_of(sessions) if block else 0.0
+        blocks = {name: _timed(run, block, pause) for name, run in runs.items()}
+        if len(block) == FEWEST - 1:
+            seconds.update((name, median(np.array(times))) for name, (_, times) in blocks.items())
+        yield from zip(block, *(said for said, _ in blocks.values()), strict=True)
+    yield from ((feed, first(feed), second(feed)) for feed in left)
+
+
+def _timed(run: Run, block: Iterable[Feed], pause: float) -> tuple[list[list[np.ndarray]], list[float]]:
+    """What a model says on samples in a row, and the seconds of each."""
+    time.sleep(pause)
+    answers, marks = [], [time.perf_counter()]
+    for feed in block:
+        answers.append(run(feed))
+        marks.append(time.perf_counter())
+    return answers, [after - before for before, after in pairwise(marks)]
 
 
 def pace_of(
@@ -330,27 +387,22 @@ def _both(
     """A function that runs both models on a feed and gives the wanted tensors in pairs, in the axes of the first."""
     runtime = Runtime(libraries=libraries)
     ours, theirs = Runner(first, names, runtime=runtime), Runner(second, quantized, runtime=runtime)
-    return _paired(ours, theirs, names, quantized, layout)
+    return lambda feed: zip(_said(ours, names, feed), _answers(theirs, names, layout, feed, quantized), strict=True)
 
 
-def _paired(
-    ours: Runner, theirs: Runner, names: list[str], quantized: list[str], layout: Relaid
-) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
-
-    def run(feed: Feed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        x, back = ours.run(feed).values, _answers(theirs, feed, names, layout, quantized)
-        return ((x[name], array) for name, array in zip(names, back, strict=True))
-
-    return run
+def _said(runner: Runner, names: list[str], feed: Feed) -> list[np.ndarray]:
+    """What the first model says on a sample."""
+    found = runner.run(feed).values
+    return [found[name] for name in names]
 
 
 def _answers(
-    runner: Runner, feed: Feed, names: list[str], layout: Relaid, own: list[str] | None = None
-) -> Iterator[np.ndarray]:
+    runner: Runner, names: list[str], layout: Relaid, feed: Feed, own: list[str] | None = None
+) -> list[np.ndarray]:
     """What the second model says on a sample of the first, in the axes of the first; ``own``: its names for it."""
     found = runner.run(layout.taken(feed)).values
     pairs = zip(names, own or names, strict=True)
-    return (np.moveaxis(found[key], -1, 1) if name in layout.moved else found[key] for name, key in pairs)
+    return [np.moveaxis(found[key], -1, 1) if name in layout.moved else found[key] for name, key in pairs]
 
 
 def outputs_of(first: ir.Model, second: ir.Model) -> list[str]:

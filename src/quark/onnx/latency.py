@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +63,7 @@ def session_seconds(
     """The same of sessions, each with its sample."""
     times: dict[str, list[float]] = {name: [] for name in sessions}
     end = time.perf_counter() + seconds
-    rest = REST if len(sessions) > 1 and any(map(_spins, (session for session, _ in sessions.values()))) else 0.0
+    rest = pause_of([session for session, _ in sessions.values()])
     for _ in range(rounds):
         for name, (session, feed) in sessions.items():
             time.sleep(rest)
@@ -71,6 +71,11 @@ def session_seconds(
         if time.perf_counter() > end:
             break
     return {name: median(np.array(found)) for name, found in times.items()}
+
+
+def pause_of(sessions: Sequence[onnxruntime.InferenceSession]) -> float:
+    """Seconds that a block of inferences waits for the threads of the other sessions."""
+    return REST if len(sessions) > 1 and any(map(_spins, sessions)) else 0.0
 
 
 def usual_session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> onnxruntime.InferenceSession:
