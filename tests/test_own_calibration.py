@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,22 @@ from torch import nn
 
 import quark
 import quark.onnx as q
-from quark.errors import ConfigError
-from quark.numerics.granularity import Group
+from quark.config.options import Options
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError, known
+from quark.numerics.granularity import Channel, Group, Tensor
 from quark.observers import SEARCHES, registry
+from quark.onnx.calibration import find_ranges
+from quark.onnx.qdq.parameters import from_range, weight_range
+from quark.onnx.qdq.settings import request_of
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark.torch.fake_quantize import FakeQuantize
+from quark.torch.observer import SearchObserver
 from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
 from quark.torch.quantization.config.type import Dtype
+from quark.torch.stage import Stage
 
+F32 = np.float32
 RNG = np.random.default_rng(23)
 X = (RNG.normal(size=(6, 20)) ** 3).astype(np.float32)
 W = (RNG.normal(size=(20, 8)) ** 3).astype(np.float32)
@@ -114,13 +123,78 @@ def test_every_method_works_for_every_scheme_of_torch(method: str, scheme: str) 
     owner = np.broadcast_to(np.asarray(granularity.expand(numbers, weight.shape)), weight.shape)
     for number, scale in enumerate(quantizer.scale.reshape(-1).tolist()):
         alone = weight[owner == number]
-        if row.rows is None or numbers.size == 1:
+        if row.rows is None:
             statistic = row.observe({})
             statistic.update(alone)
             lo, hi = row.find(statistic, grid, {})
-        else:  # a weight of several scales is searched by the codes that are stored
+        else:  # a weight is searched by the codes that are stored
             lo, hi = (float(side[0]) for side in row.of_rows(alone.reshape(1, -1), grid, {}))
         assert scale == float(grid.parameters(lo, hi)[0])
+
+
+def scales_of_onnx(spec: TensorSpec, samples: list[np.ndarray], weight: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and zero points as the ONNX flow finds them."""
+    if weight:
+        return from_range(spec, *weight_range(samples[0], spec, "w"), False)
+    request = request_of(spec, Options())
+    statistic = request.search.observe(request.settings)
+    for sample in samples:
+        statistic.update(sample)
+    return from_range(spec, *find_ranges({"x": request}, {"x": statistic})["x"], False)
+
+
+def scales_of_torch(spec: TensorSpec, samples: list[np.ndarray], weight: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The same as the torch flow finds them."""
+    quantizer = FakeQuantize(Stage(spec, SearchObserver), "x", constant=weight)
+    quantizer.start(torch.device("cpu"))
+    for sample in samples:
+        quantizer(torch.from_numpy(sample))
+    quantizer.finish()
+    return known(quantizer.scale, "scale").numpy(), known(quantizer.zero_point, "zero point").numpy()
+
+
+def outlier(x: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    x[1, 3] = 1e4
+    return x
+
+
+#: Values whose ranges are hard to find, made of normal ones.
+DATA: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "normal": np.asarray,
+    "an outlier": outlier,
+    "constant": lambda x: np.full_like(x, -0.7),
+    "zeros": np.zeros_like,
+    "near zero": lambda x: x * F32(1e-30),
+    "one-sided": lambda x: np.abs(x) + F32(0.5),
+    "tiny": lambda x: x * F32(1e-8),
+    "huge": lambda x: x * F32(1e30),
+    "skewed": np.exp,
+    "float16": lambda x: x.astype(np.float16),
+    "large": lambda x: np.tile(x, (16, 32)) * np.linspace(1, 2, 2048, dtype=F32),  # values are passed over
+}
+FOR_WEIGHTS = {"minmax", "mse"}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_both_flows_find_the_same_ranges_for_the_same_data(name: str) -> None:
+    """Every method, of activations and of weights, but MinMax under powers of two, which never overflows in ONNX."""
+    samples = [DATA[name](np.random.default_rng(5 + k).normal(size=(8, 64)).astype(F32)) for k in (0, 1)]
+    weights = itertools.product((True,), sorted(FOR_WEIGHTS), (Tensor(), Channel(0), Group(-1, 32)))
+    inputs = itertools.product((False,), sorted(set(SEARCHES) - {"mse_most_common", "distribution"}), (Tensor(),))
+    for (weight, method, kind), format, symmetric, rule in itertools.product(
+        (*weights, *inputs), ("int8", "uint8", "int4", "fp8_e4m3"), (True, False), ("float32", "power_of_two")
+    ):
+        unlike = rule == "power_of_two" and (method in ("minmax", "moving_minmax"))
+        if unlike or (format == "fp8_e4m3" and not symmetric) or (name == "large" and kind != Tensor()):
+            continue
+        spec = TensorSpec(format, granularity=kind, symmetric=symmetric, method=method, scale_rule=rule)
+        (scale, zero), (other, other_zero) = (
+            of(spec, samples[: 2 - weight], weight) for of in (scales_of_onnx, scales_of_torch)
+        )
+        np.testing.assert_allclose(np.ravel(scale), np.ravel(other), 1e-6, err_msg=f"{spec.describe()}, {weight=}")
+        if spec.row.has_zero_point:
+            np.testing.assert_array_equal(np.ravel(zero), np.ravel(other_zero), f"{spec.describe()}, {weight=}")
 
 
 def test_methods_with_needs_of_their_own_work_where_these_are_met() -> None:

@@ -60,10 +60,13 @@ def test_every_class_and_scheme_prints_what_finds_its_range(cls: type[observers.
         if spec.method in ("minmax", "moving_minmax") and not dynamic:  # one sample: the average is the sample
             lo, hi = spec.granularity.tile(X).amin(-1), spec.granularity.tile(X).amax(-1)
         elif scheme is QSchemeType.per_tensor and not dynamic:
-            row = SEARCHES[spec.method]
-            statistic = row.observe(dict(spec.settings))
+            row, settings = SEARCHES[spec.method], dict(spec.settings)
+            statistic = row.observe(settings)
             statistic.update(X.numpy())
-            lo, hi = (torch.tensor(bound) for bound in row.find(statistic, spec.grid, dict(spec.settings)))
+            found = row.find(statistic, spec.grid, settings)
+            if row.rows is not None:  # a weight is searched on its own values
+                found = row.of_rows(X.numpy().reshape(1, -1), spec.grid, settings)
+            lo, hi = (torch.as_tensor(bound) for bound in found)
         else:
             continue
         scale = torch.as_tensor(spec.grid.parameters(lo.numpy(), hi.numpy())[0])

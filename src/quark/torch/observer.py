@@ -244,7 +244,7 @@ class SearchObserver(ObserverBase):
         """Count the values of one sample, those of every scale by themselves; of a weight, find all scales at once."""
         granularity, x = self.spec.granularity, x.float()
         row = SEARCHES[self.method or self.spec.method]
-        if self.of_weight and row.rows is not None and math.prod(granularity.parameter_shape(tuple(x.shape))) > 1:
+        if self.of_weight and row.rows is not None:
             if self.found is not None:
                 raise DataError(f"{type(self).__name__} takes one sample, a weight; static activations give many")
             extremes(x, self.spec)
@@ -385,6 +385,7 @@ class LSQObserver(ObserverBase):
 
     def observe(self, x: torch.Tensor) -> None:
         """Count the values of one sample."""
+        self.searched.of_weight |= self.of_weight
         self.searched.observe(x)
 
     def range(self) -> Range:
