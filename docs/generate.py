@@ -13,7 +13,7 @@ from types import ModuleType
 
 from quark.config.options import Options
 from quark.config.tensor import TensorSpec
-from quark.numerics.blocks import BLOCKS
+from quark.numerics.blocks import BLOCK_RULES, BLOCKS
 from quark.numerics.formats import FORMATS, Format
 from quark.numerics.scales import SCALE_RULES
 from quark.onnx.passes.row import Pass
@@ -115,7 +115,7 @@ One call adds a row, and both flows know it: the classes of `quark.onnx`, the me
 schemes (the name alone for weights and inputs, `_wo_128` and `_wo_per_channel`, of blocks `_weight_only`, for
 weights), how codes are packed into files, and the operators that carry it in ONNX models, which any ONNX runtime
 runs. A `Float` is given by the widths of its fields and its largest value, an `Int` by its bits, a `Block` by its
-element, the length of its blocks and the rule of their scales (a row of `BLOCK_RULES`).
+element, the length of its blocks and the rule of their scales: {block_rules}.
 
 ```python
 import quark
@@ -140,7 +140,8 @@ quark.unregister_format("mxfp8_e3m4")
 quark.unregister_format("fp8_e3m4")
 -->
 
-Elements have 2 to 8 bits and saturate; a `Float` has a sign, and without mantissa bits its values are powers of two;
+Elements have 2 to 8 bits and saturate; a `Float` has a sign and two exponent bits or more, and without mantissa bits its
+values are powers of two; blocks bring their own scales, so a calibration method has no range to find for them;
 every code is checked to come back from its value before the row is taken. A
 program that reads a file in such a format registers it first, a command with
 [`--extension`](cli.md#names-of-your-own): without, the file is refused by the format's name.
@@ -177,6 +178,7 @@ def formats_page() -> str:
     return FORMATS_PAGE.format(
         formats=table([*header.split(", "), "who runs it"], [format_row(name, row) for name, row in FORMATS.items()]),
         rules=", ".join(f"`{name}`" for name in SCALE_RULES),
+        block_rules=", ".join(f"`{name}`" for name in BLOCK_RULES),
     )
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 import quark
 import quark.onnx as q
+from quark.config import presets
 from quark.config.options import Options
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, known
@@ -217,6 +218,14 @@ def test_what_cannot_be_is_refused(made_up: str) -> None:
             QTensorConfig(Dtype.int8, qscheme="per_tensor", **change)
     with pytest.raises(ConfigError, match="no range to find"):
         QTensorConfig(Dtype.bfloat16, calibration_method=made_up)
+    with pytest.raises(
+        ConfigError, match="mxfp4 brings the scales of its blocks: the calibration method 'three_sigma'"
+    ):
+        q.MXFP4E2M1Spec(calibration_method=made_up).to_spec()
+    for name in (made_up, "percentile"):
+        with pytest.raises(ConfigError, match=f"'mxfp4:{name}/int8': mxfp4 brings the scales of its blocks"):
+            presets.layer_of_types(f"mxfp4:{name}/int8")
+        assert presets.layer_of_types(f"nvfp4:{name}/int8").inputs.method == name  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="calibration_method"):
         q.QTensorConfig(calibration_method="tree_sigma")
     for arguments, words in itertools.chain(

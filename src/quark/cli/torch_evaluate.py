@@ -79,7 +79,7 @@ def stage_words(config: Any) -> str:
     """One stage in words."""
     element = config.mx_element_dtype.name if config.mx_element_dtype else ""
     group = f" of {config.group_size}" if config.group_size and config.qscheme else ""
-    scheme = f" {config.qscheme.name}{group}" if config.qscheme else f" blocks of {config.group_size}"
+    scheme = f" {config.qscheme.name}{group}" if config.qscheme else f" blocks of {config.to_stage().format.size}"
     scales = f", {config.scale_format} scales" if config.scale_format not in (None, "float32") else ""
     dynamic = ", dynamic" if config.is_dynamic else ""
     return f"{config.dtype.name}{element}{scheme}{scales}{dynamic}"

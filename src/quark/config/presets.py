@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from quark.config.job import Target
-from quark.config.tensor import LayerSpec, TensorSpec
+from quark.config.tensor import LayerSpec, TensorSpec, no_range
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
 from quark.numerics.blocks import Block
@@ -337,6 +337,8 @@ def calibrated(spec: TensorSpec, method: str, whole: str) -> TensorSpec:
         return spec
     if method not in SEARCHES:
         raise ConfigError(f"{whole}: {unknown('calibration method', method, SEARCHES)}")
+    if not spec.searchable:
+        raise ConfigError(f"{whole}: {no_range(spec.format, method)}")
     return replace(spec, method=method, settings=())
 
 

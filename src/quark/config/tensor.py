@@ -21,7 +21,7 @@ from quark.numerics.ggml import GGML
 from quark.numerics.granularity import WHOLE, Granularity, Group, Tensor
 from quark.numerics.rounding import ROUNDINGS
 from quark.numerics.scales import SCALE_RULES
-from quark.observers.registry import OWN_METHODS, SEARCHES
+from quark.observers.registry import BUILT_IN, OWN_METHODS, SEARCHES
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ class TensorSpec:
         ):
             check_name(kind, value, allowed)
         row = self.row
+        if self.method in SEARCHES and self.method not in BUILT_IN and not self.searchable:
+            raise ConfigError(no_range(self.format, self.method))
         if isinstance(row, Block) and row.sub_block and row.size % row.sub_block:
             raise ConfigError(
                 f"{self.format} shares its shifts between {row.sub_block} elements: a block of {row.size} must be a "
@@ -109,6 +111,11 @@ class TensorSpec:
     def ranged(self) -> bool:
         """Whether there is a range that calibration data give: not for scales made at run time, or formats without."""
         return not self.dynamic and not self.row.unit_scale
+
+    @property
+    def searchable(self) -> bool:
+        """Whether a calibration method may have a range to find: not for blocks that bring all of their scales."""
+        return not (isinstance(self.row, Block) and self.row.unit_scale)
 
     @property
     def narrow_codes(self) -> bool:
@@ -146,6 +153,11 @@ class TensorSpec:
         if not self.dynamic:
             return method
         return "dynamic" if method == "minmax" else f"dynamic {method}"
+
+
+def no_range(format: str, method: str) -> str:
+    """Why a calibration method cannot be named."""
+    return f"{format} brings the scales of its blocks: the calibration method {method!r} has no range to find"
 
 
 def narrow_of(given: bool | None, default: bool, symmetric: bool, format: str) -> bool:

@@ -405,7 +405,7 @@ ROWS = (
 
 BLOCKS: dict[str, Block] = {row.name: row for row in ROWS}
 #: Rules that scales of blocks follow; any other rule is one for the scale above the blocks.
-BLOCK_RULES = frozenset(row.rule for row in ROWS)
+BLOCK_RULES = tuple(sorted({row.rule for row in ROWS}))
 
 
 #: What makes a row of a block, but for its name and length.

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from quark.errors import ConfigError, check_name, unknown
+from quark.errors import ConfigError, unknown
 from quark.numerics.blocks import BLOCK_RULES, BLOCKS, Block
 from quark.numerics.elements import ELEMENTS, Element, Float, Int, Power
 from quark.numerics.ggml import GGML
@@ -125,7 +125,8 @@ def _check_block(row: Block) -> None:
     """A block of elements that are there, with a scale format that is there."""
     if FORMATS.get(row.element.name) not in (row.element, None) or isinstance(row.element, Power):
         raise ConfigError(f"the format {row.name!r}: its element {row.element.name!r} is not the format of that name")
-    check_name(f"rule of the format {row.name!r}", row.rule, BLOCK_RULES)
+    if row.rule not in BLOCK_RULES:
+        raise ConfigError(f"the format {row.name!r}: {unknown('scale rule of blocks', row.rule, BLOCK_RULES)}")
     if not row.element.signed:
         raise ConfigError(
             f"the format {row.name!r}: its element {row.element.name!r} has no sign, and blocks no offset"
