@@ -140,8 +140,8 @@ quark.unregister_format("mxfp8_e3m4")
 quark.unregister_format("fp8_e3m4")
 -->
 
-Elements have 2 to 8 bits and saturate; a `Float` has a sign and two exponent bits or more, and without mantissa bits its
-values are powers of two; blocks bring their own scales, so a calibration method has no range to find for them;
+Elements have 2 to 8 bits and saturate; a `Float` has a sign and two exponent bits or more, and without mantissa bits
+its values are powers of two; blocks bring their own scales, so a calibration method has no range to find for them;
 every code is checked to come back from its value before the row is taken. A
 program that reads a file in such a format registers it first, a command with
 [`--extension`](cli.md#names-of-your-own): without, the file is refused by the format's name.
