@@ -204,8 +204,6 @@ def llama_cpp(given: argparse.Namespace) -> None:
     import subprocess
     import sys
 
-    from quark.torch.config.schemes import scheme as known
-
     rows = []
     for scheme, format, path in folders(given, "llama.cpp"):
         file = next(path.glob("*.gguf"))
@@ -214,11 +212,9 @@ def llama_cpp(given: argparse.Namespace) -> None:
             "p.warmup = False; s = x.Server(p); print('opened', flush=True); os._exit(0)"
         )
         done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False)
-        opened, own = "opened" in done.stdout, known(scheme).input_tensors is not None
+        opened = "opened" in done.stdout
         shown = written(path, format) if opened else done.stderr[-LENGTH:]
-        if own:
-            shown += "; it quantizes activations in its own way, so what runs is not what was evaluated"
-        rows.append((scheme, format, "llama.cpp", opened and not own, shown))
+        rows.append((scheme, format, "llama.cpp", opened, shown))
     keep(given.folder, "llama.cpp", rows)
 
 

@@ -180,7 +180,7 @@ def test_the_name_asks_for_tokens_of_phi3_only_where_they_are(missing: str) -> N
     assert ("phi3" in network_name(config, tokens).lower()) is not bool(missing)
 
 
-@pytest.mark.parametrize("scheme", ["int8_wo_per_channel", "uint4_wo_32", "mxfp4"])
+@pytest.mark.parametrize("scheme", ["int8_wo_per_channel", "uint4_wo_32", "mxfp4_weight_only"])
 def test_weights_of_inputs_by_outputs_are_written_as_linear_ones(scheme: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
     config = config_for(LLMTemplate.for_model(network("gpt2")).get_config(scheme), "gguf", "llama.cpp", torch.float32)
     model = quantized(network("gpt2"), config)
@@ -197,14 +197,14 @@ def test_weights_of_inputs_by_outputs_are_written_as_linear_ones(scheme: str, bp
     np.testing.assert_array_equal(again.data, found.data)
 
 
-@pytest.mark.parametrize("scheme", ["int8_wo_per_channel", "uint4_wo_32", "Q5_1", "mxfp4"])
+@pytest.mark.parametrize("scheme", ["int8_wo_per_channel", "uint4_wo_32", "Q5_1", "mxfp4_weight_only"])
 def test_multipliers_that_llama_cpp_does_not_read_go_into_scales(scheme: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
     from transformers.models.falcon_h1 import modeling_falcon_h1
 
     model = network("falcon_h1")
     model.config.mlp_multipliers, model.config.ssm_multipliers = [0.88, 0.29], [0.35, 0.25, 0.18, 0.5, 0.31]
     config = config_for(LLMTemplate.for_model(model).get_config(scheme), "gguf", "llama.cpp", torch.float32)
-    if scheme == "mxfp4":
+    if scheme == "mxfp4_weight_only":
         with pytest.raises(ConfigError, match="scales of MXFP4 are powers of two"):
             check_before_work(model, config, "gguf", "llama.cpp", bpe)
         return

@@ -53,6 +53,27 @@ def test_every_command_tells_the_loss_of_the_file(
     assert [facts["kept_as_f32"] for facts in (first, second, moved)] == [[], [], []]
 
 
+def test_what_is_quantized_beside_weights_is_refused_by_every_command(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """llama.cpp rounds inputs and caches in its own way; a scheme of the weights keeps the codes."""
+    np.save(tmp_path / "ids.npy", np.arange(64).reshape(2, 32) % 250)
+    cache = ("--kv-cache", "fp8", "--data", tmp_path / "ids.npy", "--seq-len", "16")
+    for number, more in enumerate(
+        (("-s", "mxfp4"), ("-s", "int4_wo_32", *cache), ("-s", "int4_wo_32", "--layer", "*q_proj=mxfp4"))
+    ):
+        source = tmp_path / str(number)
+        told(capsys, "quantize", folder, "-o", source, *more)
+        for goal in (("--format", "gguf"), ("--for", "llama.cpp")):
+            for words in (("quantize", folder, *more), ("quantize-files", folder, *more), ("convert", source)):
+                assert main(["torch", *map(str, words), "-o", str(tmp_path / "x"), *goal]) == 1, (words, goal)
+                assert "GGUF holds quantized weights alone" in capsys.readouterr().err
+        assert not (tmp_path / "x").exists()
+    given = ("--requantize", "mxfp4_weight_only", "--format", "gguf")
+    facts = told(capsys, "convert", tmp_path / "0", "-o", tmp_path / "weights", *given)
+    assert (facts["carried_over"], facts["quantized_again"], facts["file_loss"]) == (14, 0, 0)
+
+
 def test_a_tokenizer_that_cannot_be_written_is_refused_before_the_perplexity(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ from quark.torch.export.described import tells_caches
 from quark.torch.export.layout import ElementLayout, Form, Layout, PairLayout, Stored
 from quark.torch.export.original import FileNames
 from quark.torch.export.shards import Item
+from quark.torch.fake_quantize import HALVES
 from quark.torch.quantized_layer import quantized_layers
 
 CUSTOM_MODES = ("fp8", "awq", *gptq.VERSIONS, "modelopt", stacked_blocks.MODE)
@@ -112,6 +113,13 @@ def custom_config(config: QConfig, mode: str, export: Mapping[str, Any], exclude
     """
     if config.layer_quant_config or config.layer_type_quant_config:
         refuse(mode, "all layers are alike: no layer_quant_config or layer_type_quant_config")
+    for stage in config.global_quant_config.stages("input_tensors"):
+        if stage.spec.scale_rule in HALVES:
+            refuse(
+                mode,
+                f"inputs are rounded in {stage.spec.scale_rule}, that of their scales, and what reads this does it in "
+                f"float32; quantized again (`convert --requantize`), they are, too",
+            )
     if not tells_caches(config):
         refuse(mode, "keys and values are made by layers of their own, and are not turned")
     if mode in gptq.VERSIONS:

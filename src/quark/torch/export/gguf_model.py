@@ -4,7 +4,7 @@ Types and bytes of the tensors: ``gguf_tensors``; what architectures need: ``ggu
 the quantized model; scales become float16, so with ``scale_type="float16"`` in the configuration a file is what was
 evaluated, bit for bit (but for minima of Q4_1). What the file loses as a whole is measured, told and returned.
 
-Activations are not quantized by llama.cpp in our way: their configuration is not written, and a warning says so.
+Activations are not quantized by llama.cpp in our way: a model whose inputs or caches are quantized is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quark.torch.export.gguf_rope import long_factors, rope_factors, rope_of
 from quark.torch.export.gguf_row import Architecture
 from quark.torch.export.gguf_table import DECODERS
 from quark.torch.export.gguf_tensors import FileLoss, GGUFTensor, Values, entries_of, made_of
-from quark.torch.export.gguf_types import FLOATS, TYPES, GGUFTarget, check_types
+from quark.torch.export.gguf_types import FLOATS, TYPES, GGUFTarget, check_types, check_weights_alone
 from quark.torch.export.gguf_vocabulary import add_vocabulary
 from quark.torch.export.language_part import language_part
 from quark.torch.export.model_files import check_merged
@@ -83,7 +83,7 @@ def export_gguf(
         does not hold their scales.
 
     Raises:
-        ConfigError: a type or scheme that GGUF does not have; the tensor is named.
+        ConfigError: a type or scheme that GGUF does not have, or quantized inputs or caches; the tensor is named.
         ModelError: another architecture, a tokenizer that does not fit, rotations or branches that GGUF does not hold.
     """
     types, whole = dict(layer_types or {}), model
@@ -102,6 +102,8 @@ def export_gguf(
     config = model.config
     row = row_of(config)
     check_network(config, row)
+    slots = ((name, dict(layer.quantizers())) for name, layer in quantized_layers(model))
+    check_weights_alone(getattr(whole, "quant_config", None), slots)
     warn_of(whole, model, row)
     if row.encoder and (behind := sorted(one.name for one in Path(tokenizer_path).glob("*_Dense"))):
         log.warning("the file gives hidden states; it is without the layers of sentence-transformers %s", behind)
@@ -156,8 +158,6 @@ def warn_of(whole: nn.Module, model: nn.Module, row: Architecture) -> None:
     config: Any = model.config
     own = {id(value) for value in model.parameters()}
     beside = {".".join(name.split(".")[:2]) for name, value in whole.named_parameters() if id(value) not in own}
-    if any(slot == "input_tensors" for _, layer in quantized_layers(model) for slot, _ in layer.quantizers()):
-        log.warning("GGUF holds no quantized activations: llama.cpp computes with its own")
     if left := sorted(name for name, _ in model.named_parameters() if name.startswith(row.left)):
         log.warning("llama.cpp does not compute with %s; the file is without them", ", ".join(left))
     if (length := rope_of(config).get("original_max_position_embeddings")) and long_factors(config):

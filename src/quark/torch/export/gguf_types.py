@@ -27,6 +27,7 @@ from quark.torch.export.layout import BlockLayout, ElementLayout, GgmlLayout, La
 from quark.torch.export.original import FileNames
 from quark.torch.export.upright import upright_stages
 from quark.torch.matching import match
+from quark.torch.quantized_layer import OWN
 
 FLOATS = ("F32", "F16", "BF16")
 KINDS = {row.kind: row for row in GGML.values()}
@@ -205,6 +206,30 @@ def check_alike(name: str, kinds: Collection[str]) -> None:
         raise ConfigError(f"{name!r}: experts of one layer have the types {', '.join(sorted(kinds))}; GGUF stacks them")
 
 
+def check_weights_alone(config: QConfig | None, layers: Iterable[tuple[str, Collection[str]]]) -> None:
+    """Refuse what a file has no place for: llama.cpp rounds inputs and caches by rules of its own.
+
+    Args:
+        config: how the model is, or will be, quantized; None: it is float.
+        layers: the slots of layers that are quantized, by name.
+
+    Raises:
+        ConfigError: something else than a weight is quantized.
+    """
+    caches = config is not None and config.kv_cache_quant_config
+    scores = config is not None and config.softmax_quant_spec is not None
+    found = [
+        *(["keys and values are quantized"] if caches else []),
+        *(["attention probabilities are quantized"] if scores else []),
+        *(f"{name!r} has quantized inputs or outputs" for name, slots in layers if not {*slots} <= {*OWN}),
+    ]
+    if found:
+        raise ConfigError(
+            f"{found[0]}, and GGUF holds quantized weights alone: what llama.cpp runs would not be what was evaluated. "
+            f"A scheme of the weights alone, such as int4_wo_32, goes into it, without --kv-cache"
+        )
+
+
 def check_types(
     model: nn.Module,
     whole: nn.Module,
@@ -226,6 +251,9 @@ def check_types(
         ModelError: a tensor without a name.
     """
     items = {item.layer.module: item for item in match(whole, config, skeleton=True).quantized}
+    inside = {module: name for name, module in model.named_modules()}
+    slots = {module: [slot for slot, stages in item.stages.items() if stages] for module, item in items.items()}
+    check_weights_alone(config, ((inside[module], found) for module, found in slots.items() if module in inside))
     coded = {f"{name}.weight": items[module] for name, module in model.named_modules() if module in items}
     kinds: dict[str, set[str]] = {}
     for name, value in tensors:
