@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,27 @@ def weights() -> dict[str, np.ndarray]:
     return {"w": models.normal(64, 64, scale=0.1), "v": models.normal(64, 64, scale=0.1, seed=2)}
 
 
+def slower(again: float) -> Callable[..., dict[str, float]]:
+    """Timings: half as fast as float, and ``again`` times as slow as it whatever is tried."""
+    found = iter([2.0])
+    return lambda *_: {"float": 1.0, "quantized": next(found, again)}
+
+
 def test_slower_than_float_ends_in_what_is_not(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*written(tmp_path, LAYERS, **weights()), "-p", "A8W8_CPU"]
     with monkeypatch.context() as patched:
-        patched.setattr("quark.onnx.compare.pace_of", lambda *_: {"float": 1.0, "quantized": 2.0})
+        patched.setattr("quark.onnx.compare.pace_of", slower(0.5))
         line = advised(words, "TuneSpeed", capsys)
+    assert "tried: 2.00 times as fast as float, accuracy good, SQNR of y" in line
+    with monkeypatch.context() as patched:  # neither is what is tried
+        patched.setattr("quark.onnx.compare.pace_of", slower(1.0))
+        assert "nothing to win" in advised(words, "next", capsys)
+    with monkeypatch.context() as patched:  # it would take too long
+        patched.setattr("quark.onnx.compare.pace_of", slower(0.5))
+        patched.setattr(verdicts, "LEAST", 0.0)
+        assert "not tried: it takes longer, and accuracy may change" in advised(words, "TuneSpeed", capsys)
 
     def seconds(paths: dict[str, Path], *args: Any) -> dict[str, float]:
         return {one: 1.0 if one == tuned_speed.FLOAT else 2.0 for one in paths}
@@ -374,3 +389,20 @@ def test_what_is_tried_is_judged_on_the_samples_that_were_compared(
     samples = [{"x": row[None]} for row in models.normal(9, 64)]
     done = quantization.check_of(Path(words[2]), Path(words[4]), samples, False, None, hurry=True)
     assert len(done.samples) == done.comparison.samples == compare.FEWEST
+
+
+@pytest.mark.parametrize("what", ["check_of", "advise", "page"])
+def test_what_fails_after_the_work_leaves_the_model(
+    what: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model takes hours, and what judges it seconds: neither a defect there nor ^C takes it away."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quantization, what, fail)
+    words = [*written(tmp_path, LAYERS, **weights()), "--report", str(tmp_path / "new" / "r.html")]
+    assert main(words) != 0
+    assert "q.onnx is written and keeps its place" in " ".join(capsys.readouterr().err.split())
+    assert load(tmp_path / "q.onnx").graph is not None
+    assert not (tmp_path / "new").exists()

@@ -178,6 +178,25 @@ def nested_bodies() -> Built:
     return _model(text, trips=np.array(3), go=np.array(True), **weights), feeds
 
 
+def collected() -> Built:
+    """A Loop that puts what a layer makes into a sequence."""
+    text = """g (float[N, 8] x) => (float[M, 8] y) {
+        first = MatMul(x, v)
+        none = SequenceEmpty <dtype = 1> ()
+        last, all = Loop (trips, go, first, none) <body = body
+            (int64 i, bool more, float[N, 8] state, seq(float[N, 8]) s) =>
+            (bool again, float[N, 8] next, seq(float[N, 8]) longer) {
+            again = Identity(more)
+            a = MatMul(state, w)
+            next = Relu(a)
+            longer = SequenceInsert(s, next)
+        }>
+        y = ConcatFromSequence <axis = 0> (all)
+    }"""
+    weights = {"w": _random(8, 8), "v": _random(8, 8, seed=2)}
+    return _model(text, trips=np.array(3), go=np.array(True), **weights), _x(4, 8)
+
+
 def a_scan() -> Built:
     """A recurrent cell written as a Scan."""
     text = """g (float[T, 8] x, float[1, 8] h) => (float[1, 8] last, float[T, 1, 8] y) {
@@ -303,8 +322,9 @@ ODD: dict[str, Callable[[], Built]] = {
     one.__name__: one
     for one in (
         empty_middle, empty_batch, empty_weight, scalars, scalar_gemm, weight_returned, input_returned, shared_weight,
-        shared_convolution, names_missing, names_of_ours, constants_as_nodes, optional_inputs, nested_bodies, a_scan,
-        functions, lstm, lstm_both_ways, lstm_backwards_clipped, gru, gru_both_ways, rnn_relu, double,
+        shared_convolution, names_missing, names_of_ours, constants_as_nodes, optional_inputs, nested_bodies,
+        collected, a_scan, functions, lstm, lstm_both_ways, lstm_backwards_clipped, gru, gru_both_ways, rnn_relu,
+        double,
     )
 } | {
     **{f"mask by {move}": lambda move=move: moved_mask(move) for move in MOVED_MASKS},  # type: ignore[misc]

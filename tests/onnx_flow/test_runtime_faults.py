@@ -286,3 +286,42 @@ def test_zeros_around_what_a_pool_reads_are_kept(inner: str, preset: str, caplog
     for one in (made, to_proto(bare)):
         found = onnxruntime.InferenceSession(one.SerializeToString()).run(None, feed)[0]
         assert (found[:, :, 0] == 0).all() and (found[:, :, :, 0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "pairs"),
+    [
+        (Int8Spec(calibration_method=CalibMethod.MinMax), 2),
+        (Int8Spec(calibration_method=CalibMethod.MinMax, symmetric=False), 1),
+        (UInt8Spec(calibration_method=CalibMethod.MinMax), 1),
+    ],
+    ids=["int8", "zero point", "uint8"],
+)
+def test_int8_behind_a_concat_has_a_second_pair_that_onnx_runtime_removes(
+    spec: Any, pairs: int, tmp_path: Path
+) -> None:
+    """OpenVINO reads other numbers without (``test_second_reader.py``); it is written once."""
+    proto = models.model(
+        """g (float[1,16,8,8] x) => (float[1,16,8,8] y) {
+            [first] a = Conv(x, w) [join] c = Concat<axis = 1>(a, x) [last] y = Conv(c, w2) }""",
+        {"w": WEIGHTS["w"], "w2": models.normal(16, 32, 1, 1, seed=2)},
+    )
+    config = QConfig(QLayerConfig(input_tensors=spec, weight=Int8Spec()), extra_options={"PrintSummary": False})
+    feed = models.feeds(proto)
+    made = ModelQuantizer(config).quantize_model(proto, None, [feed])
+    assert made is not None
+    model = load(made)
+    work_around_faults(model)
+    twice = to_proto(model)
+    makers = {name: node for node in twice.graph.node for name in node.output}
+    value, behind = next(node for node in twice.graph.node if node.name == "last").input[0], 0
+    while (node := makers[value]).op_type != "Concat":
+        value, behind = node.input[0], behind + (node.op_type == "QuantizeLinear")
+    assert behind == pairs
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(tmp_path / "basic.onnx")
+    session = onnxruntime.InferenceSession(twice.SerializeToString(), options)
+    left = [node.op_type for node in onnx.load(tmp_path / "basic.onnx").graph.node]
+    assert left.count("QuantizeLinear") == sum(node.op_type == "QuantizeLinear" for node in made.graph.node) - pairs + 1
+    np.testing.assert_array_equal(session.run(None, feed)[0], models.run(made, feed)[0])

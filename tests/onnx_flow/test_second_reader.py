@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +16,16 @@ from quark.onnx import ModelQuantizer, QConfig
 
 NAMES = ("squeezenet11_flowers5", "yolox_nano", "ultraface_rfb320", "fastestdet")
 PRESETS = ("A8W8_CPU", "XINT8", "U8S8_AAWS", "U8U8_AAWA", "A8W8", "S8S8_AAWS")
-#: OpenVINO 2026.4's low-precision transformations move a Q behind a Concat in front of it, and compute other numbers
-#: than the graph says where the codes are signed (4 to 17 dB). With them off it agrees on every case, exactly where the
-#: two differ first (SqueezeNet's first Concat: 395 dB instead of 7), so that the file is right and the pass is not.
-#: Scales that are equal or not, Relu or none, a node between, and pairs in front of the Concat, behind it or on both
-#: sides change nothing (two Conv, Concat, Conv by hand: 7 to 22 dB), so that no placement mends it; with Add in the
-#: place of Concat it is right (135 dB). Of all six, everything agrees up to the first Concat of convolutions, itself
-#: included (35 to 395 dB), and the first that differs is a Conv that reads it (SqueezeNet 6.7 dB, UltraFace 3.0,
-#: FastestDet 2.9, under both presets; 32 to 395 with the transformations off). The same codes shifted to uint8 with the
-#: zero point 128, which is what the target "cpu" makes of these presets, are computed right (138 dB).
-SIGNED = {(name, preset) for name in NAMES for preset in ("A8W8", "S8S8_AAWS") if name != "yolox_nano"}
+#: OpenVINO 2026.4's low-precision transformations carry a Q behind a Concat back in front of it, and compute other
+#: numbers than the graph says where codes are int8 (4 to 17 dB; SMALLEST, of five nodes). With them off it agrees on
+#: every case, so that the file is right and the pass is not. Around the zero point 0 a second pair behind the first
+#: stops it (``qdq/runtime_faults.py``). With another zero point that pair ends OpenVINO's process, and nothing else
+#: that keeps the codes helps: scales that are equal or not, a pair in front, behind or on both sides, Relu, Clip,
+#: Identity, Reshape, Transpose or Max between, three pairs, parameters of their own, as Constant nodes or per axis,
+#: codes of 16 bits. A MaxPool of one entry or a LeakyRelu that changes nothing between Concat and Q would, and would
+#: tear apart what compilers for devices look for. The same codes shifted to uint8, which is what the target "cpu"
+#: makes of these presets, are computed right (138 dB).
+SIGNED = {(name, "S8S8_AAWS") for name in NAMES if name != "yolox_nano"}
 _SIGNED = pytest.mark.xfail(reason="OpenVINO moves quantizers over Concat and miscomputes signed codes", strict=True)
 MODES = {"as written": {"LP_TRANSFORMS_MODE": "NO"}, "low precision": {}}
 CASES = [
@@ -69,3 +71,38 @@ def test_two_programs_read_the_same_numbers(name: str, preset: str, mode: str, t
     theirs = [np.asarray(answers[output.name]) for output in session.get_outputs()]
     ours = loss(reference, session.run(None, feed))
     assert loss(reference, theirs) > ours - 1
+
+
+SMALLEST = """<ir_version: 8, opset_import: ["" : 13]> g (float[1,2,4,4] x) => (float[1,2,4,4] y)
+    <float s = {0.1}, int8 z = {ZERO}, int8[2,4,1,1] codes = {1, 2, 3, -4, -5, 6, 7, 8}, int8 none = {0}> {
+    a = QuantizeLinear(x, s, z) b = DequantizeLinear(a, s, z)
+    c = Concat<axis = 1>(b, b)
+    d = QuantizeLinear(c, s, z) e = DequantizeLinear(d, s, z) PAIR
+    w = DequantizeLinear(codes, s, none) y = Conv(READ, w) }"""
+READ = """import sys, numpy, openvino
+model = openvino.compile_model(sys.argv[1], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+numpy.save(sys.argv[2], numpy.asarray(model(numpy.load(sys.argv[3]))[0]))"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("zero", "pairs", "right"), [(0, 1, False), (3, 1, False), (0, 2, True), (3, 2, None)], ids=str
+)
+def test_the_smallest_graph_that_openvino_miscomputes(
+    zero: int, pairs: int, right: bool | None, tmp_path: Path
+) -> None:
+    """No file of ours, so that whoever reads this can tell whose fault it is; None: the process ends."""
+    pytest.importorskip("openvino")
+    second = "f = QuantizeLinear(e, s, z) g = DequantizeLinear(f, s, z)" if pairs == 2 else ""
+    text = SMALLEST.replace("ZERO", str(zero)).replace("PAIR", second).replace("READ", "g" if second else "e")
+    proto = onnx.parser.parse_model(text)
+    onnx.checker.check_model(proto, full_check=True)
+    onnx.save(proto, tmp_path / "m.onnx")
+    feed = {"x": models.normal(1, 2, 4, 4, seed=0) * 3}
+    np.save(tmp_path / "x.npy", feed["x"])
+    names = [str(tmp_path / name) for name in ("m.onnx", "y.npy", "x.npy")]
+    assert (subprocess.run([sys.executable, "-c", READ, *names], capture_output=True).returncode == 0) is not (
+        right is None
+    )
+    if right is not None:
+        assert (loss(models.run(proto, feed), [np.load(tmp_path / "y.npy")]) > 100) is right

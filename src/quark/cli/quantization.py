@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from quark.cli.requests import Decided, Quantize
 from quark.cli.settings import parse_settings
 from quark.cli.source_options import SampleSource, source_words
 from quark.cli.sources import WANTED, FileSamples, feeds, preprocessing
-from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies, with_typed
+from quark.cli.verdicts import FAILED, Bench, Bound, Subject, advise, judge_all, parse_bound, remedies, with_typed
 from quark.config.job import Job
 from quark.dataclass import dataclass
 from quark.errors import DataError, NoSamplesError, check_name
@@ -120,25 +120,25 @@ def run(request: Quantize) -> None:
     demands.check_met(measured)
     start = time.perf_counter()
     with ExitStack() as turn, drafts(_outputs(request) | beside) as paths:
-        written = replace(request, output=paths["output"])
         try:
-            result = ModelQuantizer(config).run(request.model, written.output, looked_at(samples), plan=given)
+            result = ModelQuantizer(config).run(request.model, paths["output"], looked_at(samples), plan=given)
         except NoSamplesError as error:
             raise DataError(WANTED) from error
         seconds = time.perf_counter() - start
         result.plan.preprocessing = None if pictures is None else pictures.to_dict()
-        libraries = config.global_quant_config.extra_options.get(LIBRARIES)
-        files = request.model, written.output
-        hurry = judged is None and report is None and demands == Demands()
-        done = check_of(*files, shown, report is not None, libraries, hurry) if measured else None
-        verdict = _verdict(written, request.output, settings, result, done, samples)
         if request.plan:
             write_text(result.plan.to_json(), paths["plan"])
-        if report and done:
-            write_page(page(written, request.output, result, done, verdict), paths["report"])
         if pictures is not None:  # other commands add their sections to the same file
             turn.enter_context(turn_on(beside[FILE].path))
             write_text(text_of(pictures, request.output, request.model), paths[FILE])
+    with kept(request.output):  # whatever goes wrong with the judgement, or takes too long for the user
+        libraries = config.global_quant_config.extra_options.get(LIBRARIES)
+        hurry = judged is None and report is None and demands == Demands()
+        files = request.model, request.output
+        done = check_of(*files, shown, report is not None, libraries, hurry) if measured else None
+        verdict = _verdict(request, settings, result, done, samples)
+        if report and done:
+            write_page(page(request, result, done, verdict), report)
     if request.json:
         print_json(facts(request, result, seconds, done, verdict))
     else:
@@ -150,6 +150,16 @@ def run(request: Quantize) -> None:
         raise typer.Exit(FAILED)
 
 
+@contextmanager
+def kept(output: Path) -> Iterator[None]:
+    """Say that the model is there, whatever ends the block: a model takes hours, and what judges it seconds."""
+    try:
+        yield
+    except BaseException:
+        say(f"{output} is written and keeps its place: what was not finished is its check")
+        raise
+
+
 def settings_of(request: Quantize) -> dict[str, Any]:
     """The options that were typed, one of them with a name of its own."""
     return parse_settings((*request.settings, *(("TuneSpeed=true",) if request.tune_speed else ())))
@@ -157,7 +167,6 @@ def settings_of(request: Quantize) -> dict[str, Any]:
 
 def _outputs(request: Quantize) -> dict[str, Output]:
     outputs = {"output": output_of(request.output)}
-    outputs |= {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
     return outputs | ({} if request.plan is None else {"plan": Output(request.plan, "--plan")})
 
 
@@ -177,10 +186,8 @@ def _tell(request: Quantize, settings: Mapping[str, Any], result: Result, check:
     show(outcome(request, check))
 
 
-def _verdict(
-    request: Quantize, named: Path, settings: dict[str, Any], result: Result, check: Check | None, samples: Any
-) -> Verdict:
-    """The lines about what was written, which is to be called ``named``, and the command that helps."""
+def _verdict(request: Quantize, settings: dict[str, Any], result: Result, check: Check | None, samples: Any) -> Verdict:
+    """The lines about what was written, and the command that helps."""
     preset = request.chosen if request.config is None else str(read_values(request.config)["preset"])
     choice = Choice(preset, settings, request.algorithms)
     words = source_words(request.source)
@@ -196,7 +203,7 @@ def _verdict(
         "libraries": check and check.libraries,
     }
     files = (request.model, request.output)
-    subject = Subject(*files, choice, words, _where(request, check), feed, named, **typed)
+    subject = Subject(*files, choice, words, _where(request, check), feed, **typed)
     lines = judge_all(subject, result.plan, found)
     if check is None:
         lines.insert(0, Line("accuracy", "not measured", "no samples" if samples is None else "--no-check", bad=True))
@@ -205,9 +212,10 @@ def _verdict(
     if found is not None and found.moved is not None:
         lines.insert(1, runtime_line(found.moved.name, found.moved.optimized, found.moved.written))
     ways = shlex.join(words) or "--data SAMPLES"
-    measure = [f"quark onnx compare {shlex.quote(str(request.model))} {shlex.quote(str(named))} {ways}"]
-    advice = advise(subject, result, found, (samples, feeds_)) if found else measure
-    return Verdict(tuple(lines), (*advice, *remedies(subject, lines)))
+    measure = [f"quark onnx compare {shlex.quote(str(request.model))} {shlex.quote(str(request.output))} {ways}"]
+    bench = Bench(subject, samples, feeds_, sum(result.seconds.values())) if found else None
+    advice = advise(bench, result, found) if bench and found else measure
+    return Verdict(tuple(lines), (*advice, *remedies(subject, lines, bench)))
 
 
 def _where(request: Quantize, check: Check | None) -> str:
@@ -325,8 +333,8 @@ def pass_facts(reports: Iterable[PassReport]) -> dict[str, Any]:
     return {one.name: {"fired": one.fired, "refused": list(one.refused)} for one in reports}
 
 
-def page(request: Quantize, named: Path, result: Result, check: Check, verdict: Verdict) -> Report:
-    """The HTML page of one quantization, whose model is to be called ``named``."""
+def page(request: Quantize, result: Result, check: Check, verdict: Verdict) -> Report:
+    """The HTML page of one quantization."""
     from quark.onnx.examples import examples
     from quark.onnx.page import model_view
     from quark.onnx.page import page as report_of
@@ -334,8 +342,8 @@ def page(request: Quantize, named: Path, result: Result, check: Check, verdict: 
     reasons = {
         name: result.plan.explain(name) for name in (*result.plan.floats, *result.plan.nodes, *result.plan.tensors)
     }
-    view = model_view(named.name, request.model, request.output, check.comparison, verdict, reasons)
+    view = model_view(request.output.name, request.model, request.output, check.comparison, verdict, reasons)
     seen = examples(request.model, [request.output], check.samples, check.libraries)
     tables = (outcome(request, check), *summary_tables(result.plan, result.weak))
-    title = f"{request.model.name} → {named.name}, {request.named}"
+    title = f"{request.model.name} → {request.output.name}, {request.named}"
     return report_of(title, request.model, [view], [check.causes] if check.causes else [], seen, tables)

@@ -23,7 +23,7 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, QuarkError, check_name
 from quark.numerics.formats import Int, get_format
 from quark.onnx import Config, ModelQuantizer
-from quark.onnx.compare import ENDS, FLOAT, QUANTIZED, Comparison, compare
+from quark.onnx.compare import ENDS, FLOAT, QUANTIZED, Checks, Comparison, compare
 from quark.onnx.config_file import load_config
 from quark.onnx.coverage import Coverage, coverage, float_layers
 from quark.onnx.data import Feed
@@ -35,7 +35,7 @@ from quark.onnx.graph.model import load
 from quark.onnx.pipeline import is_float16, on_cpu
 from quark.onnx.qdq.slower import REASON, TUNED, all_in_float
 from quark.onnx.quantization.config.config import QuantizationConfig
-from quark.onnx.recipes import Choice, Situation, with_algorithms
+from quark.onnx.recipes import QUICKER, Choice, Situation, with_algorithms
 from quark.onnx.result import Result
 from quark.report.tables import brief
 from quark.report.verdict import (
@@ -53,6 +53,8 @@ from quark.search.target import check_reachable
 
 LEAST, SECONDS = 10.0, 60.0
 """Time for attempts, where the first result is not good: as long as that took, but within these bounds."""
+TIMED_ENDS = Checks(layers=False, timed=0.5)
+"""Outputs and speed of what is tried."""
 FEW = 32
 """Elements of a float weight up to which its codes cannot save anything: the scale and the node take some 200 bytes."""
 FAILED = 3
@@ -125,7 +127,6 @@ class Subject:
         source: the words of the command line that name the samples.
         where: what accuracy was measured on.
         feed: one sample.
-        named: what the output will be called, where that is not its place yet.
         exclude, layout: what was typed beside the choice, which an advised command keeps.
         file: the configuration file that says more than the choice's preset.
         judged_on: words of the command line that name the samples of the judgement, where they are others.
@@ -139,7 +140,6 @@ class Subject:
     source: Sequence[str]
     where: str
     feed: Feed | None = None
-    named: Path | None = None
     exclude: Sequence[str] = ()
     layout: str | None = None
     file: Path | None = None
@@ -200,31 +200,55 @@ def elsewhere(choice: Choice | None) -> str:
     return "" if "cpu" in hardware or not hardware else " and ".join(kind.upper() + "s" for kind in hardware)
 
 
-def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[Any, list[Feed]]) -> list[str]:
+@dataclass(frozen=True)
+class Bench:
+    """What other configurations are tried on.
+
+    Attributes:
+        subject: the model.
+        reader, chosen: the samples that they calibrate on, and those that they are judged on.
+        took: seconds that the quantization took.
+    """
+
+    subject: Subject
+    reader: Any
+    chosen: list[Feed]
+    took: float
+
+    @property
+    def seconds(self) -> float:
+        """For all of them."""
+        return min(SECONDS, max(LEAST, self.took))
+
+    def of(self, choice: Choice, checks: Checks = ENDS) -> Comparison | None:
+        """What comes of a choice; None where the model has nothing for it."""
+        subject = self.subject
+        try:
+            proto = ModelQuantizer(subject.config(choice)).run(subject.model, None, looked_at(self.reader)).proto
+        except QuarkError:  # an algorithm that this model has nothing for; the model that was asked for is written
+            return None
+        if proto is None:
+            return None
+        return compare(subject.model, proto, self.chosen, checks, libraries=subject.libraries)
+
+
+def advise(bench: Bench, result: Result, found: Comparison) -> list[str]:
     """The command that helps most of those that were tried, with its figure; what else can be done where none did."""
+    subject = bench.subject
     judged = worst(found.outputs, found.answers)
     if subject.choice is None or judged is None or judged.level == len(LEVELS) - 1 or judged.value == math.inf:
         return []
     from quark.onnx.climb import WORTH_DECIBELS, Attempt, Climb
 
-    reader, chosen = samples
-
     def measure(choice: Choice) -> Judged | None:
-        try:
-            proto = ModelQuantizer(subject.config(choice)).run(subject.model, None, looked_at(reader)).proto
-        except QuarkError:  # an algorithm that this model has nothing for; the model that was asked for is written
-            return None
-        if proto is None:
-            return None
-        again = compare(subject.model, proto, chosen, ENDS, libraries=subject.libraries)
-        return worst(again.outputs, again.answers)
+        again = bench.of(choice)
+        return None if again is None else worst(again.outputs, again.answers)
 
     npu = "npu" in get_preset(subject.choice.preset).hardware
     operators, lost = frozenset(describe(subject.model).operators), judged.level == 0
     situation = Situation(operators, result.plan.proposals, npu, lost=lost)
-    took = sum(result.seconds.values())
-    climb = Climb(Attempt(subject.choice, judged), situation, measure, slowest=took)
-    best, tried = climb.within(min(SECONDS, max(LEAST, took))), climb.tried
+    climb = Climb(Attempt(subject.choice, judged), situation, measure, slowest=bench.took)
+    best, tried = climb.within(bench.seconds), climb.tried
     better = best.judged is not None and best.beats(climb.first, WORTH_DECIBELS)
     if best.judged is None or not better or best.judged.level == 0:  # a command that ends in a lost model is no help
         others = "other configurations were" if tried != 1 else "other configuration was"
@@ -240,7 +264,7 @@ def advise(subject: Subject, result: Result, found: Comparison, samples: tuple[A
 
 def command(subject: Subject, choice: Choice) -> str:
     """The command line of a choice."""
-    model, output = str(subject.model), str(subject.named or subject.output)
+    model, output = str(subject.model), str(subject.output)
     kept = [word for name in subject.exclude for word in ("--exclude", name)]
     kept += ["--layout", subject.layout] if subject.layout else []
     flags = ["--config", str(subject.file), *choice.flags()[2:]] if subject.keeps_file(choice) else choice.flags()
@@ -250,7 +274,7 @@ def command(subject: Subject, choice: Choice) -> str:
 
 def longer(subject: Subject, choice: Choice) -> str:
     """The command that has the time for all recipes, and for layers of more bits."""
-    hardware, output = get_preset(choice.preset).hardware, subject.named or subject.output
+    hardware, output = get_preset(choice.preset).hardware, subject.output
     static = Config(global_quant_config=choice.config()).compile().mode == "static"
     purpose = "npu" if "npu" in hardware else "cpu" if static else "size"
     place = output.with_name(f"{output.stem}.auto{output.suffix}")
@@ -260,27 +284,50 @@ def longer(subject: Subject, choice: Choice) -> str:
     return f"try everything, with more bits where they help: {command_line(words)}"
 
 
-def remedies(subject: Subject, lines: Iterable[Line]) -> list[str]:
-    """What helps where a line other than accuracy is bad: a command, or why there is none."""
+def remedies(subject: Subject, lines: Iterable[Line], bench: Bench | None = None) -> list[str]:
+    """What helps where a line other than accuracy is bad: a command, tried where samples are at hand and it is quick,
+    or why there is none."""
     bad = {line.subject for line in lines if line.bad}
-    return [_REMEDIES[name](subject) for name in _REMEDIES if name in bad]
+    return [_REMEDIES[name](subject, bench) for name in _REMEDIES if name in bad]
 
 
-def _faster(subject: Subject) -> str:
+def _tried(choice: Choice, bench: Bench | None, times: float) -> Comparison | None:
+    """What comes of a command that takes some ``times`` as long as the quantization; None where that is too long."""
+    if bench is None or times * bench.took > bench.seconds:
+        return None
+    return bench.of(choice, TIMED_ENDS)
+
+
+def _told(found: Comparison | None, why: str) -> str:
+    """What a command does, in words: its price too, where it was tried."""
+    if found is None or not found.seconds:
+        return f"({why}; not tried: it takes longer, and accuracy may change)"
+    judged = worst(found.outputs, found.answers)
+    price = "" if judged is None else f", accuracy {LEVELS[judged.level]}, {judged.reason}"
+    return f"({why}; tried: {found.seconds[FLOAT] / found.seconds[QUANTIZED]:.2f} times as fast as float{price})"
+
+
+def _faster(subject: Subject, bench: Bench | None = None) -> str:
     """Timing on this CPU, which ends in float where nothing is faster."""
     if subject.choice is None:  # only the files are known: the result goes beside them
         place = subject.output.with_name(f"{subject.output.stem}_timed{subject.output.suffix}")
-        subject = replace(subject, choice=Choice("A8W8_CPU"), named=place)
+        subject = replace(subject, choice=Choice("A8W8_CPU"), output=place)
     choice = subject.choice
     if choice is not None and "TuneSpeed" not in choice.options:
         job = Config(global_quant_config=choice.config()).compile()
         if job.runs_samples:
-            tuned = replace(choice, options={**choice.options, "TuneSpeed": True})
-            return f"{command(subject, tuned)}   (times the forms here; float stays where nothing is faster)"
+            tuned = _option(choice, "TuneSpeed", True)
+            found = _tried(tuned, bench, QUICKER.times)
+            if found is None or found.seconds[FLOAT] > found.seconds[QUANTIZED] * (1 + SAME):
+                return f"{command(subject, tuned)}   {_told(found, 'times the forms here')}"
     return "use the float model here: there is nothing to win in time"
 
 
-def _smaller(subject: Subject) -> str:
+def _option(choice: Choice, name: str, value: bool) -> Choice:
+    return replace(choice, options={**choice.options, name: value})
+
+
+def _smaller(subject: Subject, bench: Bench | None = None) -> str:
     """The weights alone, in 4 bits or in the preset's, where that is smaller than the float file: it is tried."""
     only = () if subject.choice is None else (_weights_only(subject.choice),)
     before, found = file_bytes(subject.model), {}
@@ -309,22 +356,26 @@ def _fast_forms(choice: Choice) -> bool:
     return job.options.FasterForms is not None or on_cpu(job)
 
 
-def _explained(subject: Subject) -> str:
+def _explained(subject: Subject, bench: Bench | None = None) -> str:
     """Arithmetic in float32 for a float16 model, whose Casts keep integer kernels away; of any other the reason of the
     layer that multiplies most among those in float."""
     choice = subject.choice
     if choice is not None and not _fast_forms(choice) and is_float16(load(subject.model)):
-        inside = replace(choice, options={**choice.options, "FasterForms": True})
-        return f"{command(subject, inside)}   (float32 inside a float16 model, so that its layers are integer kernels)"
+        inside, why = _option(choice, "FasterForms", True), "float32 inside a float16 model, for integer kernels"
+        return f"{command(subject, inside)}   {_told(_tried(inside, bench, 1.0), why)}"
     left = any(REASON in told for told in decisions(load(subject.output)).values())
     if choice is not None and left and not subject.shares.stored:
-        whole = replace(choice, options={**choice.options, "FloatWhereFaster": False})
-        return f"{command(subject, whole)}   (integers all the same)"
+        whole = _option(choice, "FloatWhereFaster", False)
+        return f"{command(subject, whole)}   {_told(_tried(whole, bench, 1.0), 'integers all the same')}"
     first = [one.name for one in float_layers(subject.shares)[:1]]
     named = [name for name in first if brief(name) == name]  # without a name it lists every layer
-    words = ["quark", "onnx", "explain", str(subject.named or subject.output), *named]
+    words = ["quark", "onnx", "explain", str(subject.output), *named]
     return f"why layers stay in float: {command_line(words)}"
 
 
 #: What helps where a line is bad, by its subject.
-_REMEDIES: Mapping[str, Callable[[Subject], str]] = {"speed": _faster, "size": _smaller, "coverage": _explained}
+_REMEDIES: Mapping[str, Callable[[Subject, Bench | None], str]] = {
+    "speed": _faster,
+    "size": _smaller,
+    "coverage": _explained,
+}

@@ -60,6 +60,12 @@ def is_wanted(graph: ir.Graph, options: Options) -> bool:
     return any(node.op_type in LAYERS and not node.domain for node in ir.traversal.RecursiveGraphIterator(graph))
 
 
+def sequence_of(graph: ir.Graph) -> str | None:
+    """The name of what a body reads that is no tensor: no sample holds one."""
+    read = (*graph.inputs, *_captures(graph))
+    return next((str(one.name) for one in read if isinstance(one.type, (ir.SequenceType, ir.OptionalType))), None)
+
+
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 

@@ -7,8 +7,9 @@ every iteration, which is run here one by one. The quantized body then takes the
 bodies likewise.
 
 A body that no calibration sample enters stays float, and the report says so: a range that nothing was seen of would be
-a guess. Weights of a body are serialized once. Calibration methods and speed are searched in each body by what it
-makes of its own data. Not handled: mixed precision, whose bound is one for the outputs of the whole model.
+a guess. So does one that is handed a sequence of tensors, where ranges are wanted. Weights of a body are serialized
+once. Calibration methods and speed are searched in each body by what it makes of its own data. Not handled: mixed
+precision, whose bound is one for the outputs of the whole model.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.stages import transform, tune
-from quark.onnx.bodies import alone, graphs, in_place, is_wanted, place_of
+from quark.onnx.bodies import alone, graphs, in_place, is_wanted, place_of, sequence_of
 from quark.onnx.calibration import calibrate
 from quark.onnx.data import checked, inputs_of, samples_of
 from quark.onnx.diagnosis import located, of_plan, ranked
@@ -89,6 +90,9 @@ def quantize_bodies(model: ir.Model, context: JobContext, choose: Choose) -> Mad
     for node, attribute, graph in graphs(model):
         if not is_wanted(graph, job.options):
             continue
+        if not _is_fed(graph, job):
+            refused.append(f"{attribute} of {label(node)} stays float: {sequence_of(graph)!r} is a sequence of tensors")
+            continue
         body, captured = alone(graph, model)
         fed = partial(_feeds, model, (node, attribute), body, captured, context.reader, _runtime(job))
         feeds = None if context.reader is None else Fed(fed)
@@ -126,7 +130,7 @@ class Entered:
 def entered(model: ir.Model, job: Job, feeds: Fed, outer: str = "") -> Iterator[Entered]:
     """Every body that is to be quantized and that a sample enters, those inside bodies too, behind what they are in."""
     for node, attribute, graph in graphs(model):
-        if not is_wanted(graph, job.options):
+        if not (is_wanted(graph, job.options) and _is_fed(graph, job)):
             continue
         body, captured = alone(graph, model)
         inside = Fed(partial(_feeds, model, (node, attribute), body, captured, feeds, _runtime(job)))
@@ -144,7 +148,7 @@ def decided_bodies(model: ir.Model, job: Job, known: Sequence[NodeInfo]) -> Made
     """What is decided about the bodies, without data; nothing is quantized."""
     found = []
     for node, attribute, graph in graphs(model):
-        if is_wanted(graph, job.options):
+        if is_wanted(graph, job.options) and _is_fed(graph, job):
             body, captured = alone(graph, model)
             ready(body, job)
             own = in_place(job, place_of(node, attribute))
@@ -294,6 +298,11 @@ class Fed:
 
     def __iter__(self) -> Iterator[Feed]:
         return self._make()
+
+
+def _is_fed(graph: ir.Graph, job: Job) -> bool:
+    """Whether the data of a body can be collected, where the job needs any."""
+    return not job.runs_samples or sequence_of(graph) is None
 
 
 def _runtime(job: Job) -> Runtime:
