@@ -139,6 +139,11 @@ def test_keys_before_rope_are_told(
     export_as(ours, tmp_path / "m", format, tmp_path, program=program)
     told = any("kv_cache_post_rope=True" in record.getMessage() for record in caplog.records)
     assert told is ((format, program) != ("quark", None))
+    if format == "quark" and program is None:
+        for goal, reader in (("compressed-tensors", None), ("modelopt", None), ("fp8", None), ("quark", "vllm")):
+            with pytest.raises(ConfigError, match="before the rotary embedding"):
+                convert(tmp_path / "m", tmp_path / "x", goal, reader)
+        convert(tmp_path / "m", tmp_path / "x", "quark")
 
 
 @pytest.mark.parametrize("cache", ["fp8", "fp8_per_head"])

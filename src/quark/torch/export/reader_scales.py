@@ -49,9 +49,15 @@ def warn_of_casts(format: str, model: nn.Module, worst: float) -> None:
         )
 
 
+def is_before_rope(config: QConfig, format: str, program: str | None) -> bool:
+    """Whether keys were evaluated before the rotary embedding, where readers of the format quantize them behind it."""
+    quantized = bool(config.kv_cache_quant_config) and not config.kv_cache_post_rope
+    return quantized and quantizes_behind_rope(format, program)
+
+
 def warn_of_rope(config: QConfig, format: str, program: str | None) -> None:
-    """Say that keys were evaluated before the rotary embedding, where readers of the format quantize them behind."""
-    if config.kv_cache_quant_config and not config.kv_cache_post_rope and quantizes_behind_rope(format, program):
+    """Say that keys were evaluated elsewhere than where readers of the format quantize them."""
+    if is_before_rope(config, format, program):
         log.warning(
             "%s: keys were quantized before the rotary embedding, and what reads this quantizes them behind it; with "
             "kv_cache_post_rope=True in the configuration it runs what was evaluated (models without RoPE: it does)",

@@ -38,6 +38,7 @@ from quark.torch.export.left_out import GIVEN, is_prediction
 from quark.torch.export.model_files import float_dtype, take_settings
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.export.places import load
+from quark.torch.export.reader_scales import is_before_rope
 from quark.torch.export.reload import Scheme, check_float, map_model, own_model
 from quark.torch.export.shards import SHARD_SIZE, Item
 from quark.torch.export.skeleton import mark_loaded
@@ -417,8 +418,16 @@ def move(
     model: nn.Module, source: Path, target: Path, format: str, program: str | None, max_shard_size: int = SHARD_SIZE
 ) -> FileLoss | None:
     """As ``convert``, of the model that is in ``source``."""
+    config = written_as(model)
     if program is not None:
-        check_program(written_as(model), format, program)
+        check_program(config, format, program)
+    turned = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
+    if turned and is_before_rope(config, format, program):
+        raise Uncarried(
+            f"keys of the cache were quantized before the rotary embedding, and what reads {format!r} quantizes them "
+            f"behind it; `quark torch convert --requantize SCHEME` keeps codes of weights and leaves the cache float, "
+            f"and `quark torch quantize --kv-cache` with this --format and --for finds its scales anew"
+        )
     return export_as(model, target, format, source, max_shard_size, program=program)
 
 
