@@ -175,6 +175,7 @@ class QuarkDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
             settle(model)
         else:
             ModelQuantizer(self.quantization_config.quant_config).quantize_model(model)
+        model.__dict__.pop("save_pretrained", None)  # it is saved by way of this quantizer
         self.model = model
         return model
 

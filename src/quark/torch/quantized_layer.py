@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from quark.errors import known
+from quark.errors import ConfigError, known
 from quark.torch.fake_quantize import Quantizer, parts, quantizer_at, straight_through
 from quark.torch.first_input import first_key
 from quark.torch.layers import KINDS, become, own_parameter
@@ -221,8 +221,33 @@ QuantLinear, QuantConv1d, QuantConv2d, QuantConv3d, QuantConvTranspose2d, QuantE
 
 
 def mark_quantized(model: Any, config: object) -> None:
-    """Write on a model that it is quantized, and how."""
+    """Write on a model that it is quantized, and how; one of diffusers does not save itself any more."""
     model.quant_config, model.quark_quantized = config, True
+    if is_diffusers(model):
+        model.__dict__["save_pretrained"] = refuse_to_save
+
+
+def refuse_to_save(*_: object, **__: object) -> NoReturn:
+    """In the place of ``save_pretrained`` of diffusers, which would write tensors that it cannot load.
+
+    Raises:
+        ConfigError: whatever is given.
+    """
+    raise ConfigError(
+        "save_pretrained writes a model that was quantized in memory in a way that diffusers cannot load: write it with "
+        "export_safetensors(model, folder) of quark.torch; of a pipeline, after it was saved with the float model, into "
+        "the folder of the part, once its files are removed"
+    )
+
+
+def is_diffusers(model: nn.Module) -> bool:
+    """Whether ``model`` is a ``ModelMixin``."""
+    return has_base(model, "diffusers.models.modeling_utils", "ModelMixin")
+
+
+def has_base(model: nn.Module, module: str, name: str) -> bool:
+    """Whether a class, named so that its library need not be imported, is a base of the model's."""
+    return any((cls.__module__, cls.__name__) == (module, name) for cls in type(model).__mro__)
 
 
 def weight_quantizer(layer: nn.Module) -> Quantizer:

@@ -158,6 +158,8 @@ def test_a_pipeline_has_the_part_that_was_exported_into_its_folder(tmp_path: Pat
     for part in (unet(), quantized(unet(), scheme)):
         pipeline = diffusers.DDIMPipeline(part, diffusers.DDIMScheduler())
         pictures.append(pictures_of(pipeline))
+    with pytest.raises(ConfigError, match="in a way that diffusers cannot load: write it with export_safetensors"):
+        pipeline.save_pretrained(tmp_path / "wrong")
     shutil.rmtree(tmp_path / "unet")
     export_safetensors(pipeline.unet, tmp_path / "unet")
     loaded = diffusers.DDIMPipeline.from_pretrained(tmp_path)

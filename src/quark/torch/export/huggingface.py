@@ -19,7 +19,7 @@ from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_
 from quark.torch.export.described import described, excluded
 from quark.torch.export.layout import Layout, PairLayout, layout_of_quantizer
 from quark.torch.export.left_out import left_out_items
-from quark.torch.export.model_files import check_merged, copy_beside, is_diffusers, stem_of, write_config
+from quark.torch.export.model_files import check_merged, copy_beside, stem_of, write_config
 from quark.torch.export.original import names_of, outside_items
 from quark.torch.export.reader_scales import warn_of_casts, warn_of_rope, worst_cast
 from quark.torch.export.shards import SHARD_SIZE, write_shards
@@ -32,7 +32,7 @@ from quark.torch.export.vllm_reads import cache_scales_for, warn_of_rounding
 from quark.torch.fake_quantize import parts
 from quark.torch.layers import name_in
 from quark.torch.matching import candidate, choose
-from quark.torch.quantized_layer import QuantLayer, quantized_layers
+from quark.torch.quantized_layer import QuantLayer, is_diffusers, quantized_layers
 from quark.torch.rotated import refuse_to_export
 
 MODES = ("quark", *CUSTOM_MODES)

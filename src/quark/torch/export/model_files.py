@@ -24,7 +24,7 @@ from torch import nn
 from quark.errors import ModelError
 from quark.reading import read_json, reason_of
 from quark.torch.export.stored import StoredTensor
-from quark.torch.quantized_layer import QuantLayer
+from quark.torch.quantized_layer import QuantLayer, has_base, is_diffusers
 from quark.torch.template_reading import word_embeddings
 
 log = logging.getLogger(__name__)
@@ -79,16 +79,6 @@ def class_named(name: str) -> Any:
 def is_transformers(model: nn.Module) -> bool:
     """Whether ``model`` is a ``PreTrainedModel``."""
     return has_base(model, "transformers.modeling_utils", "PreTrainedModel")
-
-
-def is_diffusers(model: nn.Module) -> bool:
-    """Whether ``model`` is a ``ModelMixin``."""
-    return has_base(model, "diffusers.models.modeling_utils", "ModelMixin")
-
-
-def has_base(model: nn.Module, module: str, name: str) -> bool:
-    """Whether a class, named so that its library need not be imported, is a base of the model's."""
-    return any((cls.__module__, cls.__name__) == (module, name) for cls in type(model).__mro__)
 
 
 def stem_of(model: nn.Module) -> str:
