@@ -224,19 +224,19 @@ def mark_quantized(model: Any, config: object) -> None:
     """Write on a model that it is quantized, and how; one of diffusers does not save itself any more."""
     model.quant_config, model.quark_quantized = config, True
     if is_diffusers(model):
-        model.__dict__["save_pretrained"] = refuse_to_save
+        model.__dict__["save_pretrained"] = _refuse_to_save
 
 
-def refuse_to_save(*_: object, **__: object) -> NoReturn:
+def _refuse_to_save(*_: object, **__: object) -> NoReturn:
     """In the place of ``save_pretrained`` of diffusers, which would write tensors that it cannot load.
 
     Raises:
         ConfigError: whatever is given.
     """
     raise ConfigError(
-        "save_pretrained writes a model that was quantized in memory in a way that diffusers cannot load: write it with "
-        "export_safetensors(model, folder) of quark.torch; of a pipeline, after it was saved with the float model, into "
-        "the folder of the part, once its files are removed"
+        "save_pretrained writes a model that was quantized in memory in a way that diffusers cannot load: write it "
+        "with export_safetensors(model, folder) of quark.torch; of a pipeline, save it with the float model, empty the "
+        "folder of the part, and export it there"
     )
 
 
