@@ -112,10 +112,12 @@ def test_a_switch_that_does_not_fit_is_refused_or_harmless(name: str, tmp_path: 
     ("kind", "name", "value"),
     [("gpt2", "tie_word_embeddings", False), ("gpt2", "n_head", -1), ("mixtral", "num_experts_per_tok", 0),
      ("mixtral", "num_experts_per_tok", 5), ("mixtral", "num_local_experts", 0),
-     ("mixtral", "num_local_experts", 1 << 40)],
+     ("mixtral", "num_local_experts", 1 << 40), ("llama", "max_position_embeddings", 0),
+     ("llama", "rms_norm_eps", -1.0), ("llama", "rope_parameters.rope_theta", 0.0),
+     ("llama", "rope_parameters.rope_theta", float("nan"))],
 )  # fmt: skip
-def test_numbers_that_cannot_be_are_refused_by_both_readers(kind: str, name: str, value: int, tmp_path: Path) -> None:
-    put(tmp_path, folder_of(kind, tmp_path), (name,), value)
+def test_numbers_that_cannot_be_are_refused_by_both_readers(kind: str, name: str, value: float, tmp_path: Path) -> None:
+    put(tmp_path, folder_of(kind, tmp_path), tuple(name.split(".")), value)
     assert refused(tmp_path, lambda: load_model(tmp_path))
     assert refused(tmp_path, lambda: read_skeleton(read_checkpoint(tmp_path)))
 

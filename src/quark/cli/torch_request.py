@@ -81,8 +81,8 @@ Format = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="How files are laid out: quark (the default), compressed-tensors, awq, gptq, fp8, modelopt, mxfp4 (experts "
-        "of gpt_oss), gguf or onnx.",
+        help="How files are laid out: quark (the default), compressed-tensors, awq, gptq, fp8, modelopt, mxfp4 "
+        "(gpt_oss), gguf or onnx.",
     ),
 ]
 For = Annotated[

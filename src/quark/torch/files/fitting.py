@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,6 +34,7 @@ PADDING, PADDED = "Padding_idx must be within", re.compile(r"pad_token_id$|vocab
 PAD_IS = "pad_token_id, which its class sets where the file has none, must be below vocab_size; null is allowed"
 MISFIT = re.compile(r"broadcast a dimension|size of tensor|expanded size|invalid for input|cannot be multiplied|to sum")
 NUMBER = re.compile(r"\d+")
+POSITIVE = re.compile(r"(max_position_embeddings|rope_theta|_eps|_epsilon)$|rope.*\.factor$")
 HUGE = 1 << 31
 
 
@@ -60,13 +62,13 @@ def told(folder: Path, config: Mapping[str, Any], kept: tuple[type[Exception], .
         raise ModelError(f"{file!r} describes no model that transformers can make{what}: {reason:.200}") from error
 
 
-def numbers(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, value) of every number, with the names of what it is in."""
+def numbers(config: Mapping[str, Any], kind: Any = int, before: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, value) of every number of a kind, with the names of what it is in."""
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from numbers(value, f"{before}{name}.")
-        elif isinstance(value, int) and not isinstance(value, bool):
-            yield before + name, value
+            yield from numbers(value, kind, f"{before}{name}.")
+        elif isinstance(value, kind) and not isinstance(value, bool):
+            yield f"{before}{name}", value
 
 
 def is_wrong(name: str, value: int) -> bool:
@@ -80,6 +82,9 @@ def check_counts(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]
     Raises:
         ModelError: there are.
     """
+    for name, value in numbers(config, int | float):
+        if POSITIVE.search(name) and not 0 < value < math.inf:
+            raise ModelError(f"{str(folder / 'config.json')!r}: {name} is {value}, and it must be a number above 0")
     count = len(list(tensors))
     experts = max((value for name, value in numbers(config) if EXPERTS.search(name)), default=0)
     for name, value in numbers(config):
