@@ -89,11 +89,33 @@ def test_json_stands_alone_whatever_files_of_the_user_print(folder: Path, capsys
     assert "A8W8_CPU" in json.loads(done.stdout) and "at the start" in done.stderr
 
 
-def test_a_function_that_ends_the_process_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.py").write_text(FILE.replace("    return part", "    raise SystemExit\n    return part"))
+COUNTS = """
+from quark.observers.histogram import Histogram
+class Counts(Histogram):
+    def METHOD:
+        return {}["nothing"]
+"""
+NARROW = "the calibration method 'narrow'"
+
+
+@pytest.mark.parametrize(
+    ("raising", "method", "said"),
+    [
+        ("raise SystemExit", "", f"{NARROW} raised SystemExit in line 8 of mine.py"),
+        ("np.zeros(4).reshape(3)", "", f"{NARROW} raised ValueError in line 8 of mine.py: cannot reshape"),
+        ("", "update(self, x)", "the statistic 'Counts' raised KeyError in line 5 of mine.py: 'nothing'"),
+        ("", "__init__(self)", f"{NARROW} raised KeyError in line 5 of mine.py"),
+        ("", "merge(self, other)", "--extension 'mine.py' raised KeyError in line 5 of mine.py"),
+    ],
+)
+def test_what_a_function_raises_is_a_sentence_with_its_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], raising: str, method: str, said: str
+) -> None:
+    text = COUNTS.replace("METHOD", method) + FILE.replace('"extremes"', "Counts") if method else FILE
+    Path("mine.py").write_text(text.replace("    return part", f"    {raising or 'pass'}\n    return part"))
     words = ["--extension", "mine.py", "onnx", "quantize", "float.onnx", "-o", "q.onnx", "--data", "x.npz"]
-    assert main([*words, "--preset", "int8:narrow/int8"]) == 1
-    assert "error: line 8 of mine.py ended the command by sys.exit(None)" in capsys.readouterr().err
+    assert main([*words, "--preset", "int8:narrow/int8", "--set", "CalibWorkerNum=2"]) == 1
+    assert f"error: {said}" in capsys.readouterr().err
     assert not Path("q.onnx").exists()
 
 

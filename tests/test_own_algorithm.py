@@ -21,7 +21,7 @@ from torch import nn
 import quark
 import quark.onnx as q
 from quark.algorithms.names import ROWS
-from quark.algorithms.own import OWN
+from quark.algorithms.own import OWN, own_algorithm
 from quark.cli import main
 from quark.errors import ConfigError
 from quark.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS
@@ -65,6 +65,34 @@ def onnx_answers(algorithms: list[Any]) -> np.ndarray:
     made = q.ModelQuantizer(config).quantize_model(proto, None, [{"x": X[:32]}, {"x": X[32:]}])
     assert made is not None
     return models.run(made, {"x": X})[0]
+
+
+def test_an_algorithm_behind_one_that_rounds_says_that_nothing_is_left(
+    registered: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    proto = models.model("net (float[N, 24] x) => (float[N, 12] y) { y = MatMul (x, w) }", {"w": W})
+    layer = q.QLayerConfig(input_tensors=q.Int16Spec(), weight=q.Int4Spec())
+    config = q.QConfig(layer, algo_config=[registered.onnx(), q.GPTQConfig()], extra_options={"PrintSummary": False})
+    passes = {one.name: one for one in q.ModelQuantizer(config).run(proto, None, [{"x": X}]).passes}
+    assert (passes["textbook"].fired, passes["textbook"].refused, passes["gptq"].fired) == (1, (), 0)
+    (said,) = passes["gptq"].refused
+    assert said.startswith("no better than what they have on the calibration data: ")
+    for second, words in ((GPTQConfig(), "gptq changes no weight"), (None, "")):
+        caplog.clear()
+        weight = QTensorConfig(Dtype.int4, qscheme="per_channel", ch_axis=0)
+        own = [registered.torch(), *([] if second is None else [second])]
+        made = QConfig(QLayerConfig(weight=weight), algo_config=own)
+        ModelQuantizer(made).quantize_model(nn.Sequential(nn.Linear(24, 12)), [torch.from_numpy(X)])
+        assert (words in caplog.text) if words else "changes no weight" not in caplog.text
+
+
+def test_what_the_function_raises_is_one_sentence_with_its_line() -> None:
+    def fails(weight: np.ndarray, hessian: np.ndarray, grid: Any) -> np.ndarray:
+        return np.zeros(len(weight)).reshape(7, 3)
+
+    row = own_algorithm("failing", fails)
+    with pytest.raises(ConfigError, match=r"'failing' raised ValueError in line \d+ of test_own_algorithm.py: cannot"):
+        row.rounded(W, W, None, {})  # type: ignore[arg-type]
 
 
 def lost(answers: np.ndarray) -> float:

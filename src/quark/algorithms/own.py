@@ -16,6 +16,7 @@ from quark.algorithms.columns import Columns
 from quark.algorithms.names import TAKEN, same
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, is_of, words_of
+from quark.users_code import users_code
 
 Function = Callable[..., np.ndarray]
 GIVEN = 3
@@ -52,9 +53,10 @@ class OwnAlgorithm:
         """The weight [out, in] on its grid, float32.
 
         Raises:
-            ConfigError: the function returns another shape, or values that are not finite.
+            ConfigError: the function raises something, or returns another shape, or values that are not finite.
         """
-        found = np.asarray(self.function(weight.copy(), hessian.copy(), grid, **values))
+        with users_code(f"the algorithm {self.name!r}"):
+            found = np.asarray(self.function(weight.copy(), hessian.copy(), grid, **values))
         if found.shape != weight.shape or found.dtype.kind != "f":
             raise ConfigError(
                 f"the algorithm {self.name!r} must return floats of the shape {weight.shape}, not {found.dtype} of "

@@ -19,8 +19,9 @@ import quark
 from quark import parallel
 from quark.algorithms.names import parted
 from quark.algorithms.own import OWN
-from quark.errors import ConfigError
+from quark.errors import ConfigError, QuarkError
 from quark.search.function import digest_of, load_function, run_file
+from quark.users_code import lines_of, said
 
 OPTION = "--extension"
 _RUN: set[Path] = set()
@@ -36,7 +37,7 @@ def extended(words: Sequence[str]) -> Iterator[list[str]]:
     """The words of a command line without the option, which may stand anywhere, while its files are those of a command.
 
     Raises:
-        ConfigError: no such file, or what it raised, with its line.
+        ConfigError: no such file, or what it raised, with its line, now or while the command runs.
     """
     rest, files = _parted(words)
     run_extensions(files)
@@ -44,6 +45,12 @@ def extended(words: Sequence[str]) -> Iterator[list[str]]:
     try:
         with parallel.before_calls(run_extensions, [str(Path(file).resolve()) for file in files]):
             yield rest
+    except QuarkError:
+        raise
+    except Exception as error:
+        for file in {name for name, _ in lines_of(error)}.intersection(files):
+            raise said(f"{OPTION} {file!r}", error, file) from error
+        raise
     finally:
         _TYPED.clear()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from math import inf
 from typing import Any, SupportsFloat, cast
@@ -34,6 +35,7 @@ from quark.observers.sampled import sampled
 from quark.observers.statistics import MinMax, MovingMinMax, Statistic
 from quark.observers.tails import quantiles
 from quark.observers.values import counted
+from quark.users_code import users_code
 
 Range = tuple[float, float]
 
@@ -80,18 +82,24 @@ class RangeMethod:
 
     def observe(self, settings: Mapping[str, Any]) -> Statistic:
         """A fresh statistic."""
-        return self.statistic(**_taken(settings, _keywords(self.statistic, 0)))
+        with self.guarded():
+            return self.statistic(**_taken(settings, _keywords(self.statistic, 0)))
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """What a registered method raises, as one sentence."""
+        return nullcontext() if self.name in BUILT_IN else users_code(f"the calibration method {self.name!r}")
 
     def find(self, statistic: Statistic, grid: Grid, settings: Mapping[str, Any]) -> Range:
         """The range; (0, 0) for a tensor that was empty in every sample.
 
         Raises:
-            ConfigError: an unknown setting, a value that it cannot have, or a search that returns no range.
+            ConfigError: an unknown setting, a value that it cannot have, a search that returns no range, or raises.
         """
         self.check(settings)
         if not statistic.count:
             return 0.0, 0.0
-        found = self.search(statistic, grid, **_taken(settings, _keywords(self.search, 2)))
+        with self.guarded():
+            found = self.search(statistic, grid, **_taken(settings, _keywords(self.search, 2)))
         if not _is_range(found):
             raise ConfigError(
                 f"the calibration method {self.name!r} must return two finite numbers (lo, hi), the smaller first, not "
@@ -109,6 +117,17 @@ class RangeMethod:
         if self.rows is None:
             raise ConfigError(f"the calibration method {self.name!r} finds the ranges of one row at a time")
         return self.rows(values, grid, **_taken(settings, _keywords(self.rows, 2)))
+
+
+def count(statistic: Statistic, values: np.ndarray) -> None:
+    """Add values to a statistic.
+
+    Raises:
+        ConfigError: it is of a user's class, and raised something.
+    """
+    kind = type(statistic)
+    with nullcontext() if kind.__module__.startswith("quark.") else users_code(f"the statistic {kind.__name__!r}"):
+        statistic.update(values)
 
 
 def _is_range(found: object) -> bool:

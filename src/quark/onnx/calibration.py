@@ -25,6 +25,7 @@ from quark.errors import DataError, check_name
 from quark.files.journal import Journal
 from quark.numerics.affine import Grid
 from quark.observers import SEARCHES, RangeMethod, Statistic
+from quark.observers.registry import count
 from quark.observers.statistics import MinMax, MovingMinMax
 from quark.observers.tails import Tails
 from quark.onnx.counted import CountedSamples
@@ -251,7 +252,7 @@ def _count(statistics: Statistics, values: dict[str, np.ndarray], index: int) ->
         except KeyError:  # the other thread took the last one
             return
         try:
-            statistics[name].update(array)
+            count(statistics[name], array)
         except DataError as error:
             raise _spoilt(name, index, str(error)) from error
 

@@ -6,21 +6,21 @@ import hashlib
 import importlib.util
 import json
 import math
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from quark.errors import ConfigError, QuarkError, check_name, unknown
+from quark.errors import ConfigError, check_name, unknown
 from quark.files.journal import Journal
 from quark.files.plain import briefly, code_of, plain
 from quark.files.untrusted import Schema
 from quark.measure.score import Score, mean
+from quark.users_code import users_code
 
 
 class _Traceless(SourceFileLoader):
@@ -87,21 +87,10 @@ def _guarded(function: Callable[..., Any], path: Path, who: str) -> Callable[...
 
     @wraps(function)
     def _call(*args: Any, **settings: Any) -> Any:
-        try:
+        with users_code(who, str(path)):
             return function(*args, **settings)
-        except QuarkError:
-            raise
-        except (Exception, SystemExit) as error:  # sys.exit() would end the command as if all were done
-            frames = [line for frame, line in traceback.walk_tb(error.__traceback__) if _is(frame, path)]
-            line = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else None
-            where = "" if line is None else f" in line {line} of {path.name}"
-            raise ConfigError(f"{who} raised {type(error).__name__}{where}: {error}") from error
 
     return _call
-
-
-def _is(frame: FrameType, path: Path) -> bool:
-    return Path(frame.f_code.co_filename) == path
 
 
 def digest_of(text: str | None) -> str:

@@ -27,7 +27,7 @@ from quark.numerics.affine import Coding
 from quark.numerics.granularity import Tensor
 from quark.observers.entropy import search_both
 from quark.observers.histogram import Histogram
-from quark.observers.registry import OWN_METHODS, SEARCHES, rows_of
+from quark.observers.registry import OWN_METHODS, SEARCHES, count, rows_of
 from quark.observers.statistics import Statistic
 
 Range = tuple[torch.Tensor, torch.Tensor]
@@ -262,7 +262,7 @@ class SearchObserver(ObserverBase):
             self.shape = shape
         values = x.cpu().numpy()
         for statistic, part in zip(self.statistics, granularity.elements(values) if shape else [values], strict=True):
-            statistic.update(part)
+            count(statistic, part)
 
     def range(self) -> Range:
         """The outcome of the search."""

@@ -102,7 +102,7 @@ def run(model: ir.Model, plan: Plan, config: Any, context: JobContext) -> PassRe
     float_reads = [layer.source for layer, _ in layers]
     beside = (context.reference or model.clone(), float_reads) if rounder_of(config).paired else None
     walks = LayerInputs(fake_model, list(reads.values()), context, feeds_of(model, context), beside)
-    better = 0
+    kept: list[str] = []
     for done, (layer, linear) in enumerate(layers, 1):
         finished = context.journal.arrays(f"{config.name} {layer.name}")
         inputs = walks.of(reads[layer.name], layer.source)
@@ -110,12 +110,15 @@ def run(model: ir.Model, plan: Plan, config: Any, context: JobContext) -> PassRe
         if finished is None:
             context.journal.finish_arrays(f"{config.name} {layer.name}", arrays)
         if arrays["better"]:
-            better += 1
             linear.write(arrays["weight"])
             stored = arrays["weight"] if linear.transposed else arrays["weight"].T
             set_constant(fake_model.graph.initializers[layer.weight.name], np.ascontiguousarray(stored, np.float32))
+        else:
+            kept.append(repr(layer.name))
         context.progress(config.name, done, len(layers))
-    return PassReport(config.name, better, tuple(refused))
+    if kept:  # rounded to nearest, or by an algorithm before this one
+        refused.append(f"no better than what they have on the calibration data: {', '.join(kept)}")
+    return PassReport(config.name, len(layers) - len(kept), tuple(refused))
 
 
 def _source(node: ir.Node) -> str:

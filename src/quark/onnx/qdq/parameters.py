@@ -24,7 +24,7 @@ from quark.numerics.affine import LARGEST_BIAS
 from quark.numerics.granularity import Tensor
 from quark.observers.mse_modes import ROW_SEARCHES
 from quark.observers.non_overflow import fitted
-from quark.observers.registry import BUILT_IN, rows_of
+from quark.observers.registry import BUILT_IN, count, rows_of
 from quark.onnx.graph.surgery import constant_array, let_go
 from quark.onnx.qdq.float_biases import check_half, float_biases
 from quark.onnx.qdq.node_kinds import REDUCED_RANGE, block_size
@@ -215,7 +215,7 @@ def _searched(values: np.ndarray, spec: TensorSpec) -> tuple[np.ndarray, np.ndar
     shape = spec.granularity.parameter_shape(values.shape)
     row, settings, statistics = rows_of(spec.method, math.prod(shape), spec.grid, dict(spec.settings))
     for statistic, part in zip(statistics, spec.granularity.elements(values) if shape else [values], strict=True):
-        statistic.update(part)
+        count(statistic, part)
     lo, hi = np.array([row.find(one, spec.grid, settings) for one in statistics]).T
     return lo.reshape(shape), hi.reshape(shape)
 

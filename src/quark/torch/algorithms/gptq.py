@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from quark.torch.algorithms.inputs import Sums
 from quark.torch.algorithms.tune import RoundingTask, tune
 from quark.torch.config.algorithms import GPTQConfig
 
+log = logging.getLogger(__name__)
+
 
 def run_columns(context: ModelContext, config: Any) -> None:
     """Tune the weights of ``context.model`` by the algorithm of ``config``, whose row says what it needs."""
@@ -25,7 +28,7 @@ def run_columns(context: ModelContext, config: Any) -> None:
         return lambda task: rounding(task.weight, task.grid)
 
     inside, path = getattr(config, "inside_layer_modules", []), getattr(config, "model_decoder_layers", "")
-    tune(context, rounder, inside, path, row.paired)
+    told(config.name, tune(context, rounder, inside, path, row.paired))
 
 
 def run_gptq(context: ModelContext, config: GPTQConfig) -> None:
@@ -42,4 +45,10 @@ def run_gptq(context: ModelContext, config: GPTQConfig) -> None:
 
         return rounding
 
-    return tune(context, rounder, config.inside_layer_modules, config.model_decoder_layers)
+    return told(config.name, tune(context, rounder, config.inside_layer_modules, config.model_decoder_layers))
+
+
+def told(name: str, moved: bool) -> None:
+    """Say where an algorithm had nothing to do, as behind another one that rounds."""
+    if not moved:
+        log.warning("%s changes no weight: as they are, and rounded to nearest, they lose no more on the samples", name)

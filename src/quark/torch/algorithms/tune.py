@@ -65,7 +65,7 @@ Rounder = Callable[
 
 
 @torch.no_grad()
-def tune(context: ModelContext, rounder: Rounder, inside: list[str], path: str = "", paired: bool = False) -> None:
+def tune(context: ModelContext, rounder: Rounder, inside: list[str], path: str = "", paired: bool = False) -> bool:
     """Replace the weights of all linear layers in the blocks by values on their grids.
 
     Args:
@@ -74,6 +74,9 @@ def tune(context: ModelContext, rounder: Rounder, inside: list[str], path: str =
         inside: names (globs) of layers in a block, in the order of tuning; empty: all, as they are called.
         path: where the blocks are; empty: found.
         paired: the sums hold the inputs of the float model too.
+
+    Returns:
+        Whether a weight may be other than rounded to nearest.
     """
     from quark.report.progress import bars
 
@@ -83,41 +86,47 @@ def tune(context: ModelContext, rounder: Rounder, inside: list[str], path: str =
         blocks, stream = record(context.model, blocks, context.samples, context.store)
     say_untuned(context, inside, blocks.modules)
     streams = [stream, stream.copy()] if paired else [stream]
+    moved = False
 
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
+        nonlocal moved
         modules = [block, *([float_copy(block)] if paired else [])]
         runs = [BlockRun(name, module, stream) for module, stream in zip(modules, streams, strict=True)]
         if again is None:
-            tune_block(context, rounder, inside, *runs)
+            moved |= tune_block(context, rounder, inside, *runs)
         else:
             again()
+            moved = True
         return [one.advance() for one in runs]
 
     with float_weights(context), bars() as update:
         walk(context.store, blocks, streams, work, partial(update, "tune"))
+    return moved
 
 
 def tune_block(
     context: ModelContext, rounder: Rounder, inside: list[str], run: BlockRun, reference: BlockRun | None = None
-) -> None:
-    """Round the weights of one block."""
+) -> bool:
+    """Round the weights of one block; whether one is other than rounded to nearest."""
     items, name = context.layers(), run.name
     layers = {key: module for key, module in run.block.named_modules() if module in items and wanted(key, inside)}
     groups = find_groups(run, layers)
     reached = {layer for group in groups for layer in group.layers}
     if unreached := sorted(set(layers) - reached):
         log.warning("no sample reached %s in %r; their weights are rounded to nearest", ", ".join(unreached), name)
+    moved = False
     for batch in batches(groups, inside, whole=not name):
         for group, sums in collect(run, batch, reference).items():
             rounding = rounder(sums)
             for layer in group.layers:
-                round_layer(context, items[layers[layer]], rounding, sums)
+                moved |= round_layer(context, items[layers[layer]], rounding, sums)
+    return moved
 
 
 def round_layer(
     context: ModelContext, item: Match, rounding: Callable[[RoundingTask], torch.Tensor], sums: Sums
-) -> None:
-    """Round one weight, and keep the better of the result and of rounding to nearest, row by row."""
+) -> bool:
+    """Round one weight, and keep the better of the result and of rounding to nearest, row by row; if they differ."""
     module, kind = item.layer.module, item.layer.kind
     weight, quantizer = matrix(module, kind), weight_quantizer(module)
     grid = grid_of(quantizer, weight.T if kind.transposed else weight)
@@ -127,9 +136,11 @@ def round_layer(
         part.scale, part.zero_point = (None if x is None else x.clone() for x in (part.scale, part.zero_point))
     tuned = job.quantized(rounding(job))
     worse = loss_added(tuned, nearest, weight, sums) > 0
-    set_matrix(context, item, torch.where(worse[:, None], nearest, tuned))
+    better = torch.where(worse[:, None], nearest, tuned)
+    set_matrix(context, item, better)
     for part, old in zip(parts(job.quantizer), before, strict=True):
         put_back(part, old, worse, rows=1 if kind.transposed else 0)
+    return not torch.equal(better, nearest)
 
 
 def loss_added(values: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, sums: Sums) -> torch.Tensor:
