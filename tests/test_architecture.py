@@ -28,7 +28,6 @@ LAYERS = {  # a module imports from lower numbers only, and from its own package
     "versions": -3,
     "graphs": -3,
     "reading": -2,
-    "users_code": -2,
     "parallel": -2,
     "files": -1,
     "migration": 0,

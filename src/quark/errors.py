@@ -2,6 +2,7 @@
 
 Every message names the thing (field, file, tensor, node), the value that was given, what is allowed, and the nearest
 match when there is one. All of them are ``ValueError`` so that code written for another tool keeps catching them.
+What the user's own code raises inside of ours becomes one of them (``users_code``).
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import difflib
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 T = TypeVar("T")
+
+OURS = str(Path(__file__).parent)
 
 LONGEST = 1000
 """Letters of a message: a name of a hundred thousand letters, quoted, would hide the sentence around it."""
@@ -158,3 +163,37 @@ WORDS: dict[Any, str] = {
     Path: "a path",
     NoneType: "None",
 }
+
+
+# ---- code of the user -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def users_code(who: str, file: str = "") -> Iterator[None]:
+    """What is raised within the block becomes a ``ConfigError``, whose cause it is; errors of this package stay.
+
+    Args:
+        who: whose code runs, in words.
+        file: where it is; empty: in the first file on the way down that is none of this package.
+    """
+    try:
+        yield
+    except QuarkError:
+        raise
+    except (Exception, SystemExit) as error:  # sys.exit() would end the command as if all were done
+        raise said(who, error, file) from error
+
+
+def said(who: str, error: BaseException, file: str = "") -> ConfigError:
+    """The sentence about what was raised; arguments of ``users_code``."""
+    lines = lines_of(error)
+    file = file or next((name for name, _ in lines if not name.startswith(OURS)), "")
+    inside = [line for name, line in lines if name == file]
+    line = error.lineno if isinstance(error, SyntaxError) else inside[-1] if inside else None
+    where = "" if line is None else f" in line {line} of {Path(file).name}"
+    return ConfigError(f"{who} raised {type(error).__name__}{where}: {error}")
+
+
+def lines_of(error: BaseException) -> list[tuple[str, int]]:
+    """Files and lines on the way down to where it was raised."""
+    return [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]

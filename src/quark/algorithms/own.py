@@ -15,8 +15,7 @@ import numpy as np
 from quark.algorithms.columns import Columns
 from quark.algorithms.names import TAKEN, same
 from quark.dataclass import dataclass
-from quark.errors import ConfigError, is_of, words_of
-from quark.users_code import users_code
+from quark.errors import ConfigError, is_of, users_code, words_of
 
 Function = Callable[..., np.ndarray]
 GIVEN = 3

@@ -19,9 +19,8 @@ import quark
 from quark import parallel
 from quark.algorithms.names import parted
 from quark.algorithms.own import OWN
-from quark.errors import ConfigError, QuarkError
+from quark.errors import ConfigError, QuarkError, lines_of, said
 from quark.search.function import digest_of, load_function, run_file
-from quark.users_code import lines_of, said
 
 OPTION = "--extension"
 _RUN: set[Path] = set()

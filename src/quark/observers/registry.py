@@ -16,7 +16,7 @@ from typing import Any, SupportsFloat, cast
 import numpy as np
 
 from quark.dataclass import dataclass
-from quark.errors import ConfigError, check_name, check_names, is_of, words_of
+from quark.errors import ConfigError, check_name, check_names, is_of, users_code, words_of
 from quark.numerics.affine import Grid
 from quark.observers import (
     distribution,
@@ -35,7 +35,6 @@ from quark.observers.sampled import sampled
 from quark.observers.statistics import MinMax, MovingMinMax, Statistic
 from quark.observers.tails import quantiles
 from quark.observers.values import counted
-from quark.users_code import users_code
 
 Range = tuple[float, float]
 

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from quark.errors import ConfigError, check_name, unknown
+from quark.errors import ConfigError, check_name, unknown, users_code
 from quark.files.journal import Journal
 from quark.files.plain import briefly, code_of, plain
 from quark.files.untrusted import Schema
 from quark.measure.score import Score, mean
-from quark.users_code import users_code
 
 
 class _Traceless(SourceFileLoader):
