@@ -20,7 +20,7 @@ from quark.errors import ConfigError
 from quark.onnx.auto import SLOWER, OnnxSearch, auto, quantized
 from quark.onnx.climb import Attempt, Climb
 from quark.onnx.compare import Checks, compare
-from quark.onnx.latency import median_seconds
+from quark.onnx.latency import quiet_seconds
 from quark.onnx.recipes import RECIPES, Choice
 from quark.onnx.trials import PURPOSES, OnnxGoal, OnnxTrial
 from quark.report.verdict import Judged, worst
@@ -118,7 +118,7 @@ def test_float_is_the_answer_where_nothing_is_faster_but_never_for_an_npu(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "quark.onnx.auto.median_seconds",
+        "quark.onnx.auto.quiet_seconds",
         lambda models, feed, seconds, libraries: {name: 1.0 if name == "float" else 2.0 for name in models},
     )
     found = auto(folder / "model.onnx", split(samples()), OnnxGoal("cpu", seconds=0.0), tmp_path)
@@ -521,4 +521,4 @@ def test_of_trials_that_the_clock_cannot_tell_apart_the_more_accurate_one_wins(
 def test_a_sample_may_have_numbers_that_are_no_arrays() -> None:
     """What indexing a row of numbers gives, as a file of samples with an input of no axes does."""
     proto = model("g (float x) => (float y) { y = Neg(x) }", {})
-    assert median_seconds({"": proto}, {"x": np.zeros(3, np.float32)[1]}, 0.0)[""] > 0
+    assert quiet_seconds({"": proto}, {"x": np.zeros(3, np.float32)[1]}, 0.0)[""] > 0

@@ -17,7 +17,7 @@ from tests.onnx_flow import models
 
 from quark.cli import main, quantization
 from quark.cli.source_options import SampleSource, source_words
-from quark.cli.sources import as_made
+from quark.cli.sources import as_made, feeds
 from quark.config.plan_diff import read_plan
 from quark.errors import DataError, OutputError
 from quark.files import outputs
@@ -59,6 +59,30 @@ def test_folders_of_classes_take_turns(tmp_path: Path) -> None:
     reader = PathDataReader(models.model(PICTURES), tmp_path)
     reds = [round(float(feed["image"][0, 0, 0, 0] * 255)) for feed in iter(reader.get_next, None)]
     assert len(reds) == 9 and sorted(reds[:3]) == [10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (["a/1.png", "b/2.png"], ""),
+        (["a/1.jpg", "b/2.jpeg", "c/words.txt"], ""),
+        (["1.png", "a/2.png", "b/words.txt"], "holds samples itself: those in its folders (a) are not read"),
+        (["images/1.jpg", "masks/1.png"], "unlike files (images: .jpg, masks: .png): give the one"),
+    ],
+    ids=str,
+)
+def test_folders_that_are_left_out_or_mixed_are_told(
+    files: list[str], told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    for name in files:
+        picture(data / name) if not name.endswith("txt") else (data / name).parent.mkdir(parents=True)
+    proto = models.model(PICTURES, {})
+    PathDataReader(proto, data)
+    assert told in caplog.text and bool(told) is bool(caplog.text)
+    onnx.save(proto, tmp_path / "m.onnx")
+    feeds(tmp_path / "m.onnx", SampleSource(data=data))
+    assert told in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_list_of_files_is_relative_to_itself(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from quark.onnx import latency
 from quark.onnx.describe import Port, describe, file_bytes
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import Runtime
-from quark.onnx.latency import median_seconds
+from quark.onnx.latency import quiet_seconds
 
 
 def product(size: int) -> onnx.ModelProto:
@@ -106,8 +106,8 @@ def test_latency_tells_a_large_model_from_a_small_one() -> None:
     models = {"small": product(4), "large": product(1024)}
     for model in models.values():
         model.graph.input[0].type.tensor_type.shape.dim[1].ClearField("dim_value")
-    small = median_seconds({"small": models["small"]}, {"x": np.ones((1, 4), np.float32)}, rounds=3)
-    large = median_seconds({"large": models["large"]}, {"x": np.ones((64, 1024), np.float32)}, rounds=3)
+    small = quiet_seconds({"small": models["small"]}, {"x": np.ones((1, 4), np.float32)}, rounds=3)
+    large = quiet_seconds({"large": models["large"]}, {"x": np.ones((64, 1024), np.float32)}, rounds=3)
     assert 0 < small["small"] < large["large"]
 
 
@@ -129,6 +129,31 @@ def test_of_slow_models_a_block_has_fewer_inferences(
     monkeypatch.setattr(latency.time, "perf_counter", lambda: now[0])
     found = latency.session_seconds({"it": (Session(), {})}, 0.0)  # type: ignore[dict-item]
     assert len(ran) == runs and found["it"] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(60.0, []), (0.0, [0.02, 0.02, 0.01, 0.02, 0.02])])
+def test_inferences_that_other_programs_interrupt_do_not_count(
+    seconds: float, first: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long one loses its core before it ends, a short one does not: by medians the short one won 10 times for 2.
+    Where the first block is unlike in itself, there is another one."""
+    long = [0.02, *first, *[0.002, 0.02, 0.02] * 40]
+    now, taken = [0.0], {"long": iter(long), "short": iter([0.001] * 200)}
+
+    class Session:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def get_inputs(self) -> list[Any]:
+            return []
+
+        def run(self, names: None, feed: Any) -> None:
+            now[0] += next(taken[self.name])
+
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(latency, "_spins", lambda session: False)
+    found = latency.session_seconds({name: (Session(name), {}) for name in taken}, seconds)  # type: ignore[misc]
+    assert found["long"] / found["short"] == pytest.approx(2)
 
 
 def test_a_session_that_is_timed_is_as_a_user_opens_it() -> None:

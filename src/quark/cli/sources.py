@@ -137,7 +137,7 @@ def feeds(
     settings = preprocessing(source)
     files = find_samples(source.data, inputs_of(loaded), settings, source.strict).first(source.samples)
     pictures = settings if settings.function is None and is_picture(source.data) else None
-    for doubt in doubts(loaded, files.raw(), pictures):
+    for doubt in (*data_files.folder_doubts(source.data), *doubts(loaded, files.raw(), pictures)):
         say(f"warning: {doubt}")
     return files
 

@@ -24,7 +24,7 @@ from quark.onnx.compare import ENDS, Comparison, compare
 from quark.onnx.coverage import coverage
 from quark.onnx.describe import file_bytes
 from quark.onnx.examples import examples
-from quark.onnx.latency import median_seconds
+from quark.onnx.latency import quiet_seconds
 from quark.onnx.page import model_view
 from quark.onnx.page import page as report_of
 from quark.onnx.trials import OnnxGoal
@@ -103,7 +103,7 @@ def table(outcomes: Sequence[DemoRow], seconds: dict[str, float], accuracy: floa
     ]
     columns = ("model", "top-1", "size", "latency", "speed", "SQNR", "quantized in")
     note = (
-        f"{data.HELD_OUT} held-out images; latency: median of single inferences in turns, "
+        f"{data.HELD_OUT} held-out images; latency: the fast tenth of single inferences in turns, "
         f"ONNX Runtime {onnxruntime.__version__}, {platform.machine()}. "
         "A8W8 and XINT8 are for NPU compilers, A8W8_CPU is for CPUs."
     )
@@ -145,7 +145,7 @@ def run(folder: Path) -> None:
     outcomes = [measure(preset, folder) for preset in PRESETS]
     _, (inputs, labels) = data.split()
     models = {"float": data.model_path(), **{one.preset: one.path for one in outcomes}}
-    seconds = median_seconds(models, {data.INPUT: inputs[:1]}, rounds=50)
+    seconds = quiet_seconds(models, {data.INPUT: inputs[:1]}, rounds=50)
     overview = table(outcomes, seconds, top1(data.model_path(), inputs, labels))
     print_table(overview)
     report = write_html(page(overview, {one.preset: one.path for one in outcomes}, seconds), pages)

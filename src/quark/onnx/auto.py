@@ -33,7 +33,7 @@ from quark.onnx.describe import describe, file_bytes
 from quark.onnx.forecast import forecast
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import library_files
-from quark.onnx.latency import median_seconds
+from quark.onnx.latency import quiet_seconds
 from quark.onnx.one_pass import estimate
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.recipes import QUICKER, RECIPES, Choice, Situation, wider
@@ -359,7 +359,7 @@ class OnnxSearch(Search[OnnxTrial, OnnxOutcome]):
         """The trials with their seconds an inference, and those of the float model, side by side."""
         feed = next(iter(self.samples.choose))
         models: dict[str, Any] = {"float": self.model} | {str(k): one.path for k, one in enumerate(trials)}
-        found = median_seconds(models, feed, seconds, libraries=self.goal.libraries)
+        found = quiet_seconds(models, feed, seconds, libraries=self.goal.libraries)
         return [self._float(found["float"]), *(replace(one, seconds=found[str(k)]) for k, one in enumerate(trials))]
 
     def _float(self, seconds: float = math.nan) -> OnnxTrial:

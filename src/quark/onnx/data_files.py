@@ -8,7 +8,7 @@
     folder of images     .png, .jpg, .jpeg, resized to the input (``quark.onnx.preprocessing``)
     folder of sounds     .wav, for [frames], [1, frames] or [1, 1, frames]: a file, or windows of the fixed length
     nested folders       of one of these (ImageNet's folder per class): the folders take turns, so that the first
-                         samples are of all classes
+                         samples are of all classes; it is told where they hold unlike files, or are not read
     list.txt             a path a line, relative to the list; empty lines and those that begin with # are left out
 
 An array with one axis less than the input gets a batch axis. Only names, counts and types are looked at when the reader
@@ -17,6 +17,7 @@ is made. Not handled: several images per sample: prepare .npz files for those.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -37,6 +38,8 @@ from quark.onnx.preprocess_file import read_beside
 from quark.onnx.preprocessing import Preprocessing
 from quark.onnx.samples_of_files import Read, function_sample, image_reads, sound_reads
 from quark.reading import read_text, regular_file
+
+_log = logging.getLogger(__name__)
 
 ARRAYS = (".npz", ".npy")
 LISTS = (".txt", ".lst")
@@ -76,6 +79,8 @@ class PathDataReader(CalibrationDataReader):
         settings = preprocessing or Preprocessing(tuple(mean), tuple(std))
         if settings == Preprocessing() and preprocessing is None and isinstance(model_input, (str, Path)):
             settings = read_beside(Path(model_input)) or settings
+        for doubt in folder_doubts(self.data_path):
+            _log.warning("%s", doubt)
         self._reads = find_samples(Path(data_path), inputs, settings)
         self.preprocessing = settings if settings.function is not None or is_picture(Path(data_path)) else None
         self._next = 0
@@ -145,6 +150,30 @@ def _inside(folder: Path) -> list[Path]:
     groups = [_inside(one) for one in sorted(folder.iterdir()) if one.is_dir() and not one.is_symlink()]
     turns = [file for turn in zip_longest(*groups) for file in turn if file is not None]
     return turns or found
+
+
+def folder_doubts(path: Path) -> list[str]:
+    """What may not be meant of a folder: samples in its folders that are left out, or unlike ones that take turns."""
+    known = set(chain(*_KINDS))
+    folders = [one for one in sorted(path.iterdir()) if one.is_dir() and not one.is_symlink()] if path.is_dir() else []
+    kinds = {one.name: {_kind(file) for file in _inside(one) if file.suffix.lower() in known} for one in folders}
+    held = {name: kind for name, kind in kinds.items() if kind}
+    if held and any(file.suffix.lower() in known for file in path.iterdir() if file.is_file()):
+        return [f"{str(path)!r} holds samples itself: those in its folders ({_few(held)}) are not read"]
+    first = next(iter(held.values()), set())
+    if all(first & kind for kind in held.values()):
+        return []
+    said = _few([f"{name}: {' '.join(sorted(kind))}" for name, kind in held.items()])
+    return [f"the folders of {str(path)!r} hold unlike files ({said}): give the one that the model is fed from"]
+
+
+def _kind(file: Path) -> str:
+    return file.suffix.lower().replace(".jpeg", ".jpg")
+
+
+def _few(names: Iterable[str]) -> str:
+    named = list(names)
+    return ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
 
 
 def _listed(path: Path) -> list[Path]:

@@ -1,7 +1,10 @@
 """How long models take on ONNX Runtime's CPU provider, measured side by side.
 
-The models take turns in short blocks of inferences, so that a slow moment of the machine hits them all; the median of
-all counted inferences is what a user waits. The first ones of each block are not counted: they pay for cold caches. Of
+The models take turns in short blocks of inferences, so that a slow moment of the machine hits them all. The fast tenth
+of all counted inferences tells what the model takes: where other programs keep the cores busy, an inference longer than
+a slice of the scheduler's waits for them and a shorter one does not, so that medians say nothing of the models
+(SqueezeNet on two cores with four busy programs: 7 to 18 times as fast as float, and 2.4 to 2.5 by the fast tenth). The
+first ones of each block are not counted: they pay for cold caches. Of
 slow models a block has fewer. Threads of a session go on spinning behind its last inference, on the cores of the next
 one's: where sessions have several, each block waits until they sleep.
 """
@@ -17,7 +20,6 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from quark.numerics.metrics import median
 from quark.onnx.data_layout import widened
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.model import load
@@ -34,19 +36,25 @@ REST = 0.05
 """Seconds that a block waits for the threads of the session before; they were seen to spin for 0.03."""
 
 
-def median_seconds(
+FAST = 0.1
+"""The quantile of the counted inferences that is told."""
+RESTLESS, LATER = 1.25, 1.0
+"""How far above it the median may be before the machine counts as busy; the seconds that a busy one gets at least."""
+
+
+def quiet_seconds(
     models: Mapping[str, str | Path | onnx.ModelProto],
     feed: Mapping[str, np.ndarray],
     seconds: float = 2.0,
     rounds: int = ROUNDS,
     libraries: Libraries = None,
 ) -> dict[str, float]:
-    """The median time of one inference of each model, in seconds.
+    """The time of one inference of each model, in seconds, as where nothing else runs.
 
     Args:
         models: paths or models by name.
         feed: one sample ``{input name: array}``.
-        seconds: stop after the first round that ends later than this.
+        seconds: stop after the first round that ends later than this, or ``LATER`` where the machine is busy.
         rounds: blocks per model, at most.
         libraries: files with the models' custom operators.
     """
@@ -62,20 +70,25 @@ def session_seconds(
 ) -> dict[str, float]:
     """The same of sessions, each with its sample."""
     times: dict[str, list[float]] = {name: [] for name in sessions}
-    end = time.perf_counter() + seconds
+    start = time.perf_counter()
     rest = pause_of([session for session, _ in sessions.values()])
     for _ in range(rounds):
         for name, (session, feed) in sessions.items():
             time.sleep(rest)
             times[name] += _block(session, feed)
-        if time.perf_counter() > end:
+        took = time.perf_counter() - start
+        if took > seconds and (took > LATER or not any(map(_restless, times.values()))):
             break
-    return {name: median(np.array(found)) for name, found in times.items()}
+    return {name: float(np.quantile(found, FAST)) for name, found in times.items()}
 
 
 def pause_of(sessions: Sequence[onnxruntime.InferenceSession]) -> float:
     """Seconds that a block of inferences waits for the threads of the other sessions."""
     return REST if len(sessions) > 1 and any(map(_spins, sessions)) else 0.0
+
+
+def _restless(found: list[float]) -> bool:
+    return bool(np.median(found) > RESTLESS * np.quantile(found, FAST))
 
 
 def usual_session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> onnxruntime.InferenceSession:

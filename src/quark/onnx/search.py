@@ -28,7 +28,7 @@ from quark.onnx.data_layout import as_reader, in_layout, looked_at
 from quark.onnx.energy import macs_of, types_of
 from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
-from quark.onnx.latency import median_seconds
+from quark.onnx.latency import quiet_seconds
 from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns
 from quark.onnx.one_pass import PLANNING, Passes
 from quark.onnx.quantization.config.candidates import candidate
@@ -92,7 +92,7 @@ class FileMetric(PlanMetric):
 
     def seconds(self, models: Mapping[str, Path], feed: Feed) -> dict[str, float]:
         """Median seconds of models, timed side by side, with the user's own operators."""
-        return median_seconds(models, feed, 1.0, libraries=self.common.job.options.UserCustomOpLibPath)
+        return quiet_seconds(models, feed, 1.0, libraries=self.common.job.options.UserCustomOpLibPath)
 
     def on(self, samples: Any, name: str) -> FileMetric:
         """The same on data of its own."""

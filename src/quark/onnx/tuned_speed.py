@@ -34,7 +34,7 @@ from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.kernel_times import layer_seconds, owners
-from quark.onnx.latency import median_seconds
+from quark.onnx.latency import quiet_seconds
 from quark.onnx.qdq import slower
 from quark.onnx.qdq.modes import MODES
 
@@ -111,7 +111,7 @@ def _measured(model: ir.Model, context: JobContext) -> Tuned:
         divisions[FLOAT] = [str(node.name) for node in model.graph]
         paths[FLOAT] = written(FLOAT, divisions[FLOAT])
         unlike = {name: path for name, path in paths.items() if _first(divisions, name) == name}
-        found = median_seconds(unlike, feeds[0], SECONDS, 50, context.job.options.UserCustomOpLibPath)
+        found = quiet_seconds(unlike, feeds[0], SECONDS, 50, context.job.options.UserCustomOpLibPath)
     seconds = {name: found[_first(divisions, name)] for name in divisions}
     chosen = _chosen(seconds)
     record = {
