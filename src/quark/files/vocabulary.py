@@ -20,6 +20,6 @@ def vocabulary_in(folder: Path) -> Path:
     if found is None:
         raise ModelError(
             f"{str(folder)!r} has neither {VOCABULARIES[0]} nor {VOCABULARIES[1]}, and a GGUF file holds a vocabulary: "
-            f"copy the tokenizer of the original model there"
+            f"copy the tokenizer of the original model there (one of pictures or sounds alone goes into none)"
         )
     return found
