@@ -120,12 +120,14 @@ def test_measures_without_a_sample_are_those_of_the_other_samples() -> None:
     def seen(chosen: list[int]) -> dict[str, float]:
         made = Predictions()
         for k in chosen:
-            made.add(*pairs[k], ids)
+            made.add("output 0", *pairs[k])
+            made.follow(pairs[k][1], ids)
         return made.metrics()
 
     each = [Predictions() for _ in pairs]
     for one, pair in zip(each, pairs, strict=True):
-        one.add(*pair, ids)
+        one.add("output 0", *pair)
+        one.follow(pair[1], ids)
     found = scores(each)
     for name, value in seen([0, 1, 2, 3]).items():
         assert found[name].value == pytest.approx(value)
@@ -222,7 +224,9 @@ def test_an_encoder_is_loaded_as_what_it_is_and_judged_by_its_features(tmp_path:
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    BertModel(BertConfig(vocab_size=99, **sizes)).save_pretrained(tmp_path / "bert")
+    model = BertModel(BertConfig(vocab_size=99, **sizes))
+    model.pooler.dense.weight.data = torch.eye(32) / 8  # a random one would be the worst output
+    model.save_pretrained(tmp_path / "bert")
     assert type(load_model(tmp_path / "bert")).__name__ == "BertModel"
     np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(0, 99, (8, 16)))
     data = ["--data", str(tmp_path / "ids.npy"), "--seq-len", "16"]

@@ -106,6 +106,49 @@ def test_a_trial_is_what_quantizing_only_that_layer_gives() -> None:
     assert trial is not None and trial.loss == pytest.approx(float(noise), rel=1e-5)
 
 
+class TwoHeads(nn.Module):
+    """Two answers; the second one's layer does not fit integers of one scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 8), nn.Linear(32, 8)
+        with torch.no_grad():
+            self.second.weight[0, 0] = 50.0
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.body(x).relu()
+        return {"first": self.first(hidden), "second": self.second(hidden)}
+
+
+@pytest.mark.parametrize("estimate", [False, True])
+def test_every_output_counts(estimate: bool, caplog: pytest.LogCaptureFixture) -> None:
+    model, data = TwoHeads(), [torch.randn(8, 16) for _ in range(8)]
+    config = {"scheme": "int8", "exclude": []}
+    names = ["int8", "int4_wo_per_channel", "float"]
+    found = search(model, data, names, "sqnr>=30", config=config, estimate=estimate)
+    assert found.met and found.layers["second"] == "float" and found.reported is not None and found.reported < 60
+    trial = found.study.of("second", "int8")
+    assert trial is not None and trial.loss == pytest.approx(1.5e-3, rel=0.7)
+    assert "kl is of the first" not in caplog.text
+    sensitivity(model, data[:1], ["int8"], exclude=[])
+    assert "kl is of the first of the model's 2 outputs" in caplog.text
+
+
+def test_blocks_are_not_skipped_where_an_output_is_of_one_of_them(tmp_path: Path) -> None:
+    for told, blocks in ((True, 0), (False, 3)):
+        model = llama().model
+        model.config.output_hidden_states = told
+        (tmp_path / str(told)).mkdir()
+        common = lay_out(model, samples(), tmp_path / str(told))
+        runs = open_runs(model, config_of({"scheme": "int4_wo_32", "exclude": []}, model), common)
+        assert len(runs.blocks) == blocks and len(common.reference(0)) == (5 if told else 1)
+        alone = runs.trial("layers.2.mlp.up_proj")
+        runs.blocks = {}
+        assert runs.trial("layers.2.mlp.up_proj") == alone
+        runs.undo.close()
+
+
 class PairedBlock(nn.Module):
     """Returns its hidden state, and another value."""
 

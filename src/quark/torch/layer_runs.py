@@ -37,13 +37,15 @@ from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import parts
 from quark.torch.first_input import first_input
 from quark.torch.layers import kind_of
-from quark.torch.outputs import answer
+from quark.torch.outputs import answer_tensors
 from quark.torch.quantized_layer import QuantLayer, forget_quantized, quantized_layers
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.structure import run_model
 
 #: Rows of logits whose divergence is computed at a time, in float64.
 ROWS = 256
+#: The output whose divergence is measured, and that tokens are predicted by.
+FIRST = "output 0"
 
 
 @dataclass
@@ -53,14 +55,20 @@ class Predictions(Outputs):
     surprise: float = 0.0
     tokens: int = 0
 
-    def add(self, reference: torch.Tensor, values: torch.Tensor, ids: torch.Tensor | None) -> None:
-        """Add one sample; ``ids`` are its tokens, where the model is a language model."""
+    def add(self, name: str, reference: torch.Tensor, values: torch.Tensor, kl: bool = True) -> None:
+        """Add an output of one sample; one whose shape depends on values, and differs, is left out."""
+        if reference.shape != values.shape:
+            return
         x, y = reference.reshape(-1, reference.shape[-1]), values.reshape(-1, values.shape[-1])
         for a, b in zip(x.split(ROWS), y.split(ROWS), strict=True):
-            self.update({"output": a.numpy()}, {"output": b.numpy()}, False)
-            p, q = a.double().log_softmax(-1), b.double().log_softmax(-1)
-            self.divergence += float((p.exp() * (p - q)).sum())
-            self.positions += len(a)
+            self.update({name: a.numpy()}, {name: b.numpy()}, False)
+            if kl:
+                p, q = a.double().log_softmax(-1), b.double().log_softmax(-1)
+                self.divergence += float((p.exp() * (p - q)).sum())
+                self.positions += len(a)
+
+    def follow(self, values: torch.Tensor, ids: torch.Tensor | None) -> None:
+        """Add how surprising the tokens ``ids`` of one sample are, where the model is a language model."""
         if ids is not None and values.dim() == 3 and ids.shape[-1] > 1:
             predicted = values[:, :-1].reshape(-1, values.shape[-1]).double()
             following = ids[:, 1:].reshape(-1).to(predicted.device)
@@ -80,19 +88,22 @@ class FloatOutputs:
     samples: Sequence[Any]
     folder: Path
 
-    def reference(self, index: int) -> torch.Tensor:
-        """The float output for a sample."""
-        return load_file(self.folder / f"{index}.safetensors")["output"]
+    def reference(self, index: int) -> dict[str, torch.Tensor]:
+        """The float outputs for a sample."""
+        return load_file(self.folder / f"{index}.safetensors")
 
 
-def output_of(model: nn.Module, sample: Any) -> torch.Tensor:
-    """The logits, or the first tensor of numbers, that a model makes of a sample.
+def outputs_to(model: nn.Module, sample: Any) -> dict[str, torch.Tensor]:
+    """The logits, or all tensors of numbers, that a model makes of a sample; float32.
 
     Raises:
         DataError: it makes none.
     """
-    found = answer(run_model(model, sample)).detach()
-    return found if found.dim() else found.reshape(1)
+    found = [one.detach().float().cpu().contiguous() for one in answer_tensors(run_model(model, sample))]
+    whole = [one if one.dim() else one.reshape(1) for one in found]
+    return {
+        f"output {number}": one.clone() if number else one for number, one in enumerate(whole)
+    }  # no file shares any
 
 
 def ids_of(sample: Any) -> torch.Tensor | None:
@@ -117,20 +128,20 @@ def lay_out(model: nn.Module, samples: Sequence[Any], folder: Path) -> FloatOutp
         raise DataError("layers are tried on samples, and there are none")
     with running(model):
         for index, sample in enumerate(samples):
-            kept = _first_output(model, sample, index).float().cpu().contiguous()
+            kept = _first_outputs(model, sample, index)
             with part_of(folder / f"{index}.safetensors", SafetensorError) as part:
-                save_file({"output": kept}, part)
+                save_file(kept, part)
     return FloatOutputs(samples, folder)
 
 
-def _first_output(model: nn.Module, sample: Any, index: int) -> torch.Tensor:
-    """``output_of``, of a sample that nothing has run on before.
+def _first_outputs(model: nn.Module, sample: Any, index: int) -> dict[str, torch.Tensor]:
+    """``outputs_to``, of a sample that nothing has run on before.
 
     Raises:
         DataError: the model does not run on it, or makes no output.
     """
     try:
-        return output_of(model, sample)
+        return outputs_to(model, sample)
     except QuarkError:
         raise
     except NOT_RUN as error:
@@ -160,7 +171,7 @@ def outputs_of(model: nn.Module, common: FloatOutputs, skip: Callable[[int], Any
             with ExitStack() as around:
                 if skip is not None:
                     around.enter_context(skip(index))
-                values = output_of(model, sample).float().cpu()
+                values = outputs_to(model, sample)
             made.append(compared(model, common, index, values))
     return made
 
@@ -170,10 +181,14 @@ def outputs_before(model: nn.Module, common: FloatOutputs) -> list[Predictions]:
     return [compared(model, common, index, common.reference(index)) for index in range(len(common.samples))]
 
 
-def compared(model: nn.Module, common: FloatOutputs, index: int, values: torch.Tensor) -> Predictions:
-    """What a model answered to a sample, against the float output."""
+def compared(model: nn.Module, common: FloatOutputs, index: int, values: dict[str, torch.Tensor]) -> Predictions:
+    """What a model answered to a sample, against the float outputs; the divergence is that of the first."""
     made = Predictions()
-    made.add(common.reference(index), values, ids_of(common.samples[index]) if speaks(model) else None)
+    for name, reference in common.reference(index).items():
+        if name in values:
+            made.add(name, reference, values[name], kl=name == FIRST)
+    if speaks(model):
+        made.follow(values[FIRST], ids_of(common.samples[index]))
     return made
 
 
@@ -298,8 +313,24 @@ def find_chain(runs: TorchLayerRuns) -> None:
     """Fill in the blocks of a model that hands one hidden state from block to block."""
     with running(runs.model):
         blocks, stream = record(runs.model, find_blocks(runs.model), list(runs.common.samples[:1]))
-    if blocks.path:
-        runs.blocks, runs.values = dict(blocks.modules), stream.values
+    if not blocks.path:
+        return
+    runs.blocks, runs.values = dict(blocks.modules), stream.values
+    if len(runs.common.reference(0)) > 1 and not hands_on_all(runs):
+        runs.blocks = {}
+
+
+def hands_on_all(runs: TorchLayerRuns) -> bool:
+    """Whether a model without all of its blocks but the last has its outputs: none is of an earlier block."""
+    last = len(runs.blocks) - 1
+    try:
+        runs.hidden, runs.at = [runs.entering(last, 0)] if last else [], last
+        with running(runs.model), runs.skipping(0):
+            found = outputs_to(runs.model, runs.common.samples[0])
+    finally:
+        runs.at, runs.hidden = 0, []
+    known = runs.common.reference(0)
+    return found.keys() == known.keys() and all(torch.equal(found[name], known[name]) for name in known)
 
 
 class Traffic(NamedTuple):

@@ -5,7 +5,7 @@
                divergence; for a ratio of energies v is +1 or -1
     local      once per candidate and sample: δ, what quantizing one layer alone changes at its output, all layers in
                one pass, since each reads what the float model gives it
-    loss       KL: ½ Σ (g · δ)² per token, and the same without ½ over the energy of the outputs; the products of
+    loss       KL: ½ Σ (g · δ)² per token, and the same without ½ over the energy of each output; the products of
                different tokens are left out
 
 This is the curvature along the error that is really made: the first order (g · δ) squared, so no Hessian has to be
@@ -28,8 +28,8 @@ from quark.files.atomic import part_of
 from quark.torch.algorithms.blocks import first
 from quark.torch.calibration import run
 from quark.torch.config.model import QConfig
-from quark.torch.layer_runs import FloatOutputs, TorchLayerRuns, open_runs, running
-from quark.torch.outputs import answer
+from quark.torch.layer_runs import FIRST, FloatOutputs, TorchLayerRuns, open_runs, running
+from quark.torch.outputs import answer_tensors
 from quark.torch.structure import run_model
 
 SEEN = 4
@@ -56,7 +56,8 @@ def losses(
     names = list(dict.fromkeys(name for found in layers.values() for name in found))
     samples = range(min(SEEN, len(common.samples)))
     kl = metric == "kl"
-    scale = sum(followed(model, common, k, names, kl) for k in samples)
+    shares = shares_of(common, samples, kl)
+    scale = sum(followed(model, common, k, names, shares, kl) for k in samples)
     found: Losses = {}
     for candidate, config in configs.items():
         runs = open_runs(model, config, common)
@@ -77,8 +78,25 @@ def runs(samples: int, candidates: int) -> int:
     return min(SEEN, samples) * (3 + 2 * candidates)
 
 
-def followed(model: nn.Module, common: FloatOutputs, k: int, names: Sequence[str], kl: bool) -> float:
-    """Write the gradients at the layers for sample ``k``; the positions of its outputs, or their energy."""
+def shares_of(common: FloatOutputs, samples: Sequence[int], kl: bool) -> dict[str, float]:
+    """What an output's errors are multiplied by, so that the energy of the first stands for each: sqrt(E₀ / E).
+
+    Of a divergence, which is that of the first output: 1 for it alone. The first of all counts that is not zeros.
+    """
+    if kl:
+        return {FIRST: 1.0}
+    energies = dict.fromkeys(common.reference(samples[0]), 0.0)
+    for k in samples:
+        for name, values in common.reference(k).items():
+            energies[name] += float((values.double() ** 2).sum())
+    first_energy = next((one for one in energies.values() if one), 0.0)
+    return {name: (first_energy / one) ** 0.5 for name, one in energies.items() if one} or {FIRST: 1.0}
+
+
+def followed(
+    model: nn.Module, common: FloatOutputs, k: int, names: Sequence[str], shares: Mapping[str, float], kl: bool
+) -> float:
+    """Write the gradients at the layers for sample ``k``; the positions of its first output, or its energy."""
     leaves: dict[str, torch.Tensor] = {}
 
     def open_up(name: str) -> Callable[..., Any]:
@@ -92,21 +110,24 @@ def followed(model: nn.Module, common: FloatOutputs, k: int, names: Sequence[str
 
     hooks = {name: open_up(name) for name in names}
     with running(model), fixed(model), hooked(model, hooks), torch.enable_grad():
-        outputs = _logits(model, common.samples[k])
-        product = (_direction(outputs, kl, k) * outputs).sum()
-        found = torch.autograd.grad(product, list(leaves.values()), allow_unused=True)
+        outputs = _outputs(model, common.samples[k], shares)
+        parts = [(_direction(one, kl, k + SEEN * n) * one).sum() for n, one in enumerate(outputs.values())]
+        found = torch.autograd.grad(sum(parts[1:], parts[0]), list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), found, strict=True)
     kept = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
     path = _gradients(common, k)
     with part_of(path, SafetensorError) as part:
         save_file({name: grad.float().cpu().contiguous() for name, grad in kept.items()}, part)
-    return float(outputs.numel() // outputs.shape[-1]) if kl else float((outputs.detach().double() ** 2).sum())
+    one = next(iter(outputs.values())).detach()
+    return float(one.numel() // one.shape[-1]) if kl else float((one.double() ** 2).sum())
 
 
-def _logits(model: nn.Module, sample: Any) -> torch.Tensor:
-    """The outputs, with their gradients."""
-    found = answer(run_model(model, sample))
-    return found if found.dim() else found.reshape(1)
+def _outputs(model: nn.Module, sample: Any, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    """The outputs that count, each times its share, with their gradients."""
+    found = {f"output {number}": one for number, one in enumerate(answer_tensors(run_model(model, sample)))}
+    return {
+        name: (found[name] if found[name].dim() else found[name].reshape(1)) * share for name, share in shares.items()
+    }
 
 
 def _direction(outputs: torch.Tensor, kl: bool, seed: int) -> torch.Tensor:

@@ -33,7 +33,16 @@ def parts_of(output: Any) -> Iterable[Any]:
 
 
 def answer(output: Any) -> torch.Tensor:
-    """The tensor that stands for ``output``: its ``logits``, or the first tensor of numbers.
+    """The tensor that stands for ``output``: the first of ``answer_tensors``.
+
+    Raises:
+        DataError: there is none.
+    """
+    return answer_tensors(output)[0]
+
+
+def answer_tensors(output: Any) -> list[torch.Tensor]:
+    """The tensors that ``output`` is judged by: its ``logits``, or all tensors of numbers.
 
     Raises:
         DataError: there is none.
@@ -45,4 +54,4 @@ def answer(output: Any) -> torch.Tensor:
             f"the model returns {type(output).__name__} without a tensor of floating-point numbers, so its answers "
             f"cannot be compared; wrap it so that it returns tensors, alone or in tuples, lists, dicts or dataclasses"
         )
-    return found[0]
+    return found if named is None else found[:1]

@@ -1,7 +1,7 @@
 """What each layer of a PyTorch model loses when it alone is quantized.
 
-    kl       mean over positions of  Σ p log(p / q)  in nats, p, q: softmax of the outputs along the last axis
-    sqnr     of the outputs, dB; as a loss  Σ (x − y)² / Σ x²;  mse, cosine: likewise
+    kl       mean over positions of  Σ p log(p / q)  in nats, p, q: softmax of the first output along the last axis
+    sqnr     of the worst output, dB; as a loss  Σ (x − y)² / Σ x²  summed over the outputs;  mse, cosine: likewise
     a function of the user's   |f(float model) − f(model with one layer quantized)|
 
 ``quark.torch.layer_runs`` calibrates a candidate once and switches single layers. With several workers every process
@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -46,6 +47,7 @@ from quark.torch.matching import Match, bind, choose_all, find_candidates, is_ex
 from quark.torch.quantized_layer import OWN
 from quark.torch.stage import Stages
 
+log = logging.getLogger(__name__)
 LLAMA = "llama.cpp"  # whose files have blocks of their own
 MEASURES = ("kl", "sqnr", "mse", "cosine")
 TRIED = 2
@@ -226,7 +228,9 @@ class LayerTrials:
 
     def study(self, candidates: Sequence[str], estimate: bool = False) -> Study:
         """All trials, finished ones from the ledger; or estimates by one backward pass (``quark.torch.one_pass``)."""
-        start, model = time.perf_counter(), self.model
+        start, model, count = time.perf_counter(), self.model, len(self.common.reference(0))
+        if self.metric == "kl" and count > 1:
+            log.warning("kl is of the first of the model's %d outputs: take sqnr where all of them count", count)
         values = {name: values_of(model, self.base, name) for name in candidates if name != FLOAT}
         layers = {name: matched(model, chosen) for name, chosen in values.items()}
         order = list(dict.fromkeys(name for found in layers.values() for name in found))
