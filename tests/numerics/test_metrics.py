@@ -85,3 +85,34 @@ def test_decibels_of_numbers_whose_ratio_does_not_fit():
 
 def test_one_number_is_its_own_mean() -> None:
     assert metrics.mse([3.0], [1.0]) == 4.0
+
+
+def test_the_error_of_the_decibels_is_how_far_they_move_without_a_sample():
+    """By hand for two samples; on many about the jackknife's; the same in parts; none of one sample or of no noise."""
+    two = Distance()
+    for x, y in ((1.0, 1.1), (3.0, 3.3)):  # signal 1 and 9, noise 0.01 and 0.09: alike
+        two.update(np.array([x]), np.array([y]))
+    assert two.sqnr_error == pytest.approx(0, abs=1e-6)
+    unlike = Distance()
+    for x, y in ((1.0, 2.0), (1.0, 1.0)):  # each sample is half of the signal, one is all of the noise
+        unlike.update(np.array([x]), np.array([y]))
+    assert unlike.sqnr_error == pytest.approx(10 / math.log(10) * math.sqrt(2 * (0.5**2 + 0.5**2)))
+    for size in (1e-90, 1e90):  # whose squares no float holds
+        far = Distance()
+        for x, y in ((size, 2 * size), (size, size)):
+            far.update(np.array([x]), np.array([y]))
+        assert not far.sqnr_error < 0
+    rng = np.random.default_rng(0)
+    pairs = [(x, x + rng.normal(0, 0.1 * rng.lognormal(0, 0.3), 50)) for x in (rng.normal(0, 1, 50) for _ in range(40))]
+
+    def over(some):
+        found = Distance()
+        for x, y in some:
+            found.update(x, y)
+        return found
+
+    without = np.array([over(pairs[:k] + pairs[k + 1 :]).sqnr for k in range(40)])
+    jackknife = math.sqrt(39 / 40 * ((without - without.mean()) ** 2).sum())
+    assert over(pairs).sqnr_error == pytest.approx(jackknife, rel=0.1)
+    assert (over(pairs[:15]) + over(pairs[15:])).sqnr_error == pytest.approx(over(pairs).sqnr_error)
+    assert math.isnan(over(pairs[:1]).sqnr_error) and math.isnan(over([(X, X), (X, X)]).sqnr_error)

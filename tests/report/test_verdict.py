@@ -35,6 +35,15 @@ def test_without_answers_the_decibels_decide(decibels: float, level: str) -> Non
     assert LEVELS[judge("y", distance(decibels), too_few).level] == level
 
 
+@pytest.mark.parametrize(("second", "told"), [(1.0, ""), (3.0, " ± 3.5")])
+def test_how_far_the_decibels_are_chance_is_told(second: float, told: str) -> None:
+    """Two samples of one signal each, whose noise is alike or not."""
+    found = Distance()
+    for noise in (1.0, second):
+        found.update(np.array([10.0, 0.0]), np.array([10.0, noise]))
+    assert judge("y", found, None).reason == f"SQNR of y {found.sqnr:.1f} dB{told}"
+
+
 def test_an_output_whose_answers_are_too_few_says_so() -> None:
     """Every kind that has answers; what has none, or enough of them, does not."""
     told = {

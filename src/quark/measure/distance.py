@@ -5,6 +5,9 @@ Over all samples, with reference values ``x`` and others ``y``:
     SQNR   10 log10(Σ x² / Σ (x − y)²), dB        cosine   Σ xy / √(Σ x² Σ y²)
     L2     √Σ (x − y)²                            PSNR     10 log10(max|x|² / mean (x − y)²), dB
 
+    ± of the SQNR, dB: 10 / ln 10 · √(n / (n − 1) Σ (noiseᵢ / noise − signalᵢ / signal)²), the standard error of a ratio
+    of sums over n samples: a few samples that are silent, or that one value decides, say little of others
+
 and of each channel about its mean, which says whether one of them has lost all though the whole is near:
 
     10 log10(Σ (x − mean x)² / Σ (x − y)²), dB
@@ -18,6 +21,7 @@ figures.
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 
 import numpy as np
@@ -36,6 +40,10 @@ class Distance:
     other: float = 0.0
     peak: float = 0.0
     count: int = 0
+    samples: int = 0
+    signals: float = 0.0  # Σ signalᵢ², Σ signalᵢ · noiseᵢ and Σ noiseᵢ²
+    mixed: float = 0.0
+    noises: float = 0.0
 
     def update(self, reference: np.ndarray, value: np.ndarray) -> None:
         """Add one sample's values of a tensor. Infinities that both have (masks) agree and are left out."""
@@ -46,12 +54,17 @@ class Distance:
             return
         with np.errstate(invalid="ignore", over="ignore"):  # an infinity that only one has is infinite noise
             error = x - y
-            self.signal += _dot(x, x)
-            self.noise += _dot(error, error)
+            signal, noise = _dot(x, x), _dot(error, error)
+            self.signal += signal
+            self.noise += noise
+            self.signals += signal * signal
+            self.mixed += signal * noise
+            self.noises += noise * noise
             self.product += _dot(x, y)
             self.other += _dot(y, y)
         self.peak = max(self.peak, _peak(x))
         self.count += x.size
+        self.samples += 1
 
     def __add__(self, other: Distance) -> Distance:
         """The distance over the samples of both."""
@@ -74,6 +87,16 @@ class Distance:
     def sqnr(self) -> float:
         """Signal to quantization noise, dB."""
         return metrics.decibel(self.signal, self.noise)
+
+    @property
+    def sqnr_error(self) -> float:
+        """Standard error of ``sqnr`` over samples, dB; NaN from a single sample, and where there is no noise."""
+        if self.samples < 2 or self.broken or not (self.signal > 0 and self.noise > 0):
+            return float("nan")
+        noise, signal = self.noise, self.signal  # divided one by one: their squares may be out of range
+        parts = self.noises / noise / noise - 2 * self.mixed / noise / signal + self.signals / signal / signal
+        spread = max(parts, 0.0)  # where all samples are alike it is 0 but for rounding
+        return 10 / math.log(10) * math.sqrt(self.samples / (self.samples - 1) * spread)
 
     @property
     def cosine(self) -> float:

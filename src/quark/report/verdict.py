@@ -28,6 +28,7 @@ from quark.report.tables import decibels, file_size, milliseconds
 LEVELS = ("lost", "doubtful", "good")
 SQNR = (10.0, 20.0)  # dB from which an output is doubtful, and good
 KEPT = (0.80, 0.95)  # the same for the share of answers
+SPREAD = 0.5  # dB of standard error from which it is told
 HALF = 0.5  # of multiplications or weights: where less is quantized, hardly anything is won
 NEARLY_ALL = 0.95  # of the same: where less is quantized, it is told what is in float and why
 SAME = 0.05  # speeds and sizes that differ by less are the same
@@ -115,7 +116,8 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
         return Judged(name, 1, f"{name} is 0 in both models on every sample, which says nothing", sqnr, sqnr)
     if share is None or answers is None:
         few = answers is not None and answers.few
-        said = f"SQNR of {name} {decibels(sqnr)}{', too few answers to count' if few else ''}"
+        spread = f" ± {distance.sqnr_error:.1f}" if distance.sqnr_error >= SPREAD else ""
+        said = f"SQNR of {name} {decibels(sqnr)}{spread}{', too few answers to count' if few else ''}"
         return _of_channels(Judged(name, by_energy, said, sqnr, sqnr), answers)
     if answers.kind in ("scores", "boxes", "labels"):
         level = _level(share, KEPT)
