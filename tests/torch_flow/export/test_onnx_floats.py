@@ -138,6 +138,10 @@ def test_where_the_outputs_of_a_layer_lie_in_its_weight(op_type: str, attributes
         ("h = MatMul (x, w) z = Add (h, mask)", True),
         ("w2 = Cast <to = 1> (c) z = Gemm (x, w2)", True),
         ("z = Gemm (a, w, mask)", False),  # its input is not quantized
+        ("h = MatMul (x, w) n = Neg (mask) z = Add (h, n)", True),  # a bias that is computed from constants
+        ("n = QuantizeLinear (mask, s) m = DequantizeLinear (n, s) z = Gemm (x, w, m)", True),
+        ("k = DequantizeLinear (c, s) h = MatMul (k, w) z = Add (h, a)", False),  # a layer of constants alone, no bias
+        ("k = DequantizeLinear (c, s) h = MatMul (k, w) z = Add (h, mask)", True),
     ],
 )
 def test_which_layers_of_a_graph_get_a_copy(body: str, copied: bool) -> None:

@@ -55,12 +55,11 @@ class Graph:
             waiting += self.makers[one].input
         return True
 
-    def value(self, name: str) -> np.ndarray:
-        """Of a constant, or of codes that are one."""
+    def value(self, name: str) -> np.ndarray | None:
+        """Of a constant, or of codes that are one; None of what is computed from constants."""
         scale = self.scale(name)
-        if scale is None:
-            return np.asarray(numpy_helper.to_array(self.constants[name]))
-        return np.asarray(numpy_helper.to_array(self.constants[self.makers[name].input[0]]) * scale)
+        held = self.constants.get(name if scale is None else self.makers[name].input[0])
+        return None if held is None else np.asarray(numpy_helper.to_array(held) * (1 if scale is None else scale))
 
 
 def keep_floats(graph: Any) -> None:
@@ -85,7 +84,8 @@ def layer_of(node: Any, known: Graph) -> tuple[Any, str]:
         return node, next(iter(node.input[2:3]), "")
     made = [known.makers[name] for name in node.input if name in known.makers] if node.op_type == "Add" else []
     layer = next((one for one in made if one.op_type == "MatMul" and known.is_constant(one.input[1])), None)
-    return layer, next((name for name in node.input if known.is_constant(name)), "")
+    others = [name for name in node.input if layer is not None and name not in layer.output]
+    return layer, next((name for name in others if known.is_constant(name)), "")
 
 
 def is_changed(layer: Any, bias: str, known: Graph) -> bool:
@@ -97,8 +97,8 @@ def is_changed(layer: Any, bias: str, known: Graph) -> bool:
         return True
     if not bias or not known.is_constant(bias):
         return False
-    product, own = data.max() * weight, known.scale(bias)
-    return (own is not None and not alike(own, product)) or not fits(known.value(bias), product)
+    product, own, value = data.max() * weight, known.scale(bias), known.value(bias)
+    return value is None or (own is not None and not alike(own, product)) or not fits(value, product)
 
 
 def lies_along_outputs(layer: Any, known: Graph) -> bool:
