@@ -325,3 +325,37 @@ def test_int8_behind_a_concat_has_a_second_pair_that_onnx_runtime_removes(
     left = [node.op_type for node in onnx.load(tmp_path / "basic.onnx").graph.node]
     assert left.count("QuantizeLinear") == sum(node.op_type == "QuantizeLinear" for node in made.graph.node) - pairs + 1
     np.testing.assert_array_equal(session.run(None, feed)[0], models.run(made, feed)[0])
+
+
+@pytest.mark.parametrize("codes", ["int8", "uint8", "int16"])
+@pytest.mark.parametrize(
+    ("bounds", "unit"),
+    [((0.0, 6.0), "1"), ((-1.0, 0.0), "1"), ((0.0, None), "1"), ((-1e-9, 1e-9), "1"), ((-2.7, None), "steps")],
+)
+@pytest.mark.parametrize("scale", [1e-12, 1e-10, 1e-9, 1e-8, 0.02])
+def test_a_clip_is_dropped_only_where_the_codes_say_the_same(
+    scale: float, bounds: tuple[float, float | None], unit: str, codes: str
+) -> None:
+    """ONNX Runtime itself is asked whether the copy is needed."""
+    given = {"low": bounds[0] * (scale if unit == "steps" else 1), "high": bounds[1], "scale": scale}
+    clip = "Clip(n, low)" if bounds[1] is None else "Clip(n, low, high)"
+    proto = models.model(
+        f"g (float[64] x) => (float[64] y) <{codes} zero = {{3}}> {{ n = Neg(x) a = {clip}"
+        " q = QuantizeLinear(a, scale, zero) y = DequantizeLinear(q, scale, zero) }",
+        {name: np.array(value, np.float32) for name, value in given.items() if value is not None},
+        opset=21,
+    )
+    model = load(proto)
+    work_around_faults(model)
+    written = to_proto(model)
+    x = np.float32(scale) * np.concatenate([np.linspace(-end, end, 32, dtype=np.float32) for end in (200, 40_000)])
+
+    def said(one: onnx.ModelProto, level: int) -> np.ndarray:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel(level)
+        return onnxruntime.InferenceSession(one.SerializeToString(), options).run(None, {"x": x})[0]
+
+    exact = said(proto, 0)
+    assert np.array_equal(said(written, 99), exact) and np.array_equal(said(written, 0), exact)
+    needed = not np.array_equal(said(proto, 99), exact)
+    assert ("Max" in [node.op_type for node in written.graph.node]) is needed

@@ -27,6 +27,8 @@ LARGEST_BOUND = np.finfo(np.float32).max / 2
 #: Codes of a bias in 32 bits: the products that are added to it in 32 bits as well have the other half. Beside a bias
 #: at the end of the type the sum wraps around, and a channel gets the wrong sign.
 LARGEST_BIAS = 2.0**30
+#: How far codes may reach beyond a Clip that ONNX Runtime (1.31) takes for superfluous in front of them, and drops.
+CLIP_SLACK = float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True)
@@ -192,3 +194,21 @@ def axis_of(granularity: Granularity) -> int:
 def operands(x: Array, scale: Operand | None, zero_point: Operand | None, format: Format) -> tuple[Same, Same]:
     """Scale and zero point beside ``x``, in the types of the arithmetic."""
     return cast(as_parameter(scale, x), "float32"), cast(as_parameter(zero_point, x), format.work_dtype)
+
+
+def loses_clip(bounds: tuple[float, float], scale: np.ndarray | None, zero: np.ndarray | None) -> bool:
+    """Whether ONNX Runtime drops a Clip in front of a QuantizeLinear whose codes tell what it cuts off.
+
+    Args:
+        bounds: the lower and the upper one of the Clip.
+        scale: one number; None, or several: the Clip stays.
+        zero: the zero point of the type of the codes; None: uint8 from 0 on.
+    """
+    if scale is None or scale.size != 1:
+        return False
+    shift = np.zeros((), np.uint8) if zero is None else zero
+    if shift.dtype.kind not in "iu":
+        return False
+    step, ends = float(scale.reshape(())), np.iinfo(shift.dtype)
+    least, most = (step * (end - float(shift.reshape(()))) for end in (ends.min, ends.max))
+    return step / 2 < max(bounds[0] - least, most - bounds[1]) <= CLIP_SLACK

@@ -1,4 +1,4 @@
-"""Nodes that keep ten faults of ONNX Runtime (1.31) and one of OpenVINO away from a model. None changes a value.
+"""Nodes that keep eleven faults of ONNX Runtime (1.31) and one of OpenVINO away from a model. None changes a value.
 
 Of a Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear the runtime rounds float weights to int8,
 one scale per tensor, and says nothing: a layer that was excluded because its weights do not stand that, or whose
@@ -31,6 +31,10 @@ A Pad that puts zeros around what a MaxPool of floats reads becomes pads of the 
 values at an edge are below 0, the answer is the largest of them instead of 0 (Keras's ResNet V2, BiT). The same copy
 stops it; sessions of ours do without (``quark.onnx.graph.session``), of float models, too.
 
+A Clip before a QuantizeLinear whose codes reach less than 1.2e-7 beyond it is dropped, as if they said the same: in a
+tensor of values as small as that they do not (a Relu6 behind which negative values come back). The same copy, behind
+it, keeps it.
+
 A Range of bounds that are vectors of one entry, as in an expanded AffineGrid, runs unless the runtime resolves the
 graph again with what it has learned of an If, as it does for models with functions: a Squeeze makes them scalars.
 
@@ -49,6 +53,7 @@ from typing import Any, cast
 import numpy as np
 import onnx_ir as ir
 
+from quark.numerics.affine import loses_clip
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
@@ -88,6 +93,7 @@ def work_around_faults(model: ir.Model) -> None:
     _keep_zeros(model, names)
     _spare_float(model, names)
     _keep_float_pools(model, names)
+    _keep_clips(model, names)
     if opset(model) >= TYPED:  # behind the copies, which are float nodes too
         _close_pairs(model, names)
     _repeat_pairs(model, names)
@@ -290,6 +296,24 @@ def _keep_float_pools(model: ir.Model, names: Names) -> None:
         model.graph.insert_after(node, ir.node("Clip", [value, bound], outputs=[clipped], name=name))
         for use in uses:
             use.node.replace_input_with(use.idx, clipped)
+
+
+def _keep_clips(model: ir.Model, names: Names) -> None:
+    """A copy behind a Clip that the runtime would drop, though the codes behind it are finer than its bounds."""
+    for node in list(model.graph):
+        if node.op_type == "Clip" and not node.domain:
+            uses = [use for use in node.outputs[0].uses() if not use.idx and _drops(node, use.node)]
+            if uses:
+                _copy(model.graph, node, uses, names)
+
+
+def _drops(clip: ir.Node, reader: ir.Node) -> bool:
+    """Whether what reads a Clip makes the runtime drop it, and lose by that."""
+    if reader.op_type != "QuantizeLinear":
+        return False
+    low, high = (constant_array(input_at(clip, place)) for place in (1, 2))
+    bounds = -math.inf if low is None else float(low.min()), math.inf if high is None else float(high.max())
+    return loses_clip(bounds, constant_array(reader.inputs[1]), constant_array(input_at(reader, 2)))
 
 
 def lowest_code(node: ir.Node) -> float | None:

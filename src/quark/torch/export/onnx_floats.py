@@ -1,4 +1,4 @@
-"""Copies in front of layers that ONNX Runtime has to leave in float.
+"""Copies that make ONNX Runtime compute what the file says.
 
     Conv(Q/DQ(x), W, b)   →   Conv(Max(Q/DQ(x)), W, b)
 
@@ -14,6 +14,9 @@ A ``Max`` of one tensor, a copy that it neither removes nor looks through, stops
 (``quark.onnx.qdq.runtime_faults``, which works on the graphs of that flow and knows how their biases came about). A
 MatMul becomes a Gemm with the Add behind it: the copy stands between the two, since one in front would let ONNX Runtime
 round the inputs by its own choice (MatMulNBits).
+
+It also drops a Clip whose bounds are that of the codes behind it but for 1.2e-7, which is more than a step of tiny
+activations: a copy between the two stops that.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any
 import numpy as np
 from onnx import helper, numpy_helper
 
-from quark.numerics.affine import LARGEST_BIAS
+from quark.numerics.affine import LARGEST_BIAS, loses_clip
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
@@ -70,12 +73,24 @@ def keep_floats(graph: Any) -> None:
         if layer is not None and is_changed(layer, bias, known):
             place = 0 if layer is node else list(node.input).index(layer.output[0])
             node.input[place] = copies.setdefault(node.input[place], f"{node.input[place]}.copy")
+        elif is_dropped(known.makers.get(node.input[0]) if node.input else None, node, known):
+            node.input[0] = copies.setdefault(node.input[0], f"{node.input[0]}.copy")
     nodes = []
     for node in graph.node:
         nodes.append(node)
         nodes += [helper.make_node("Max", [one], [copies[one]], copies[one]) for one in node.output if one in copies]
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def is_dropped(clip: Any, node: Any, known: Graph) -> bool:
+    """Whether ONNX Runtime drops the Clip in front of a QuantizeLinear, and with it what it does."""
+    if clip is None or clip.op_type != "Clip" or node.op_type != "QuantizeLinear":
+        return False
+    given = [known.value(name) if name else None for name in (*clip.input[1:], "", "")]
+    bounds = -np.inf if given[0] is None else given[0].min(), np.inf if given[1] is None else given[1].max()
+    scale, zero = ([*map(known.value, node.input[1:3]), None])[:2]
+    return loses_clip((float(bounds[0]), float(bounds[1])), scale, zero)
 
 
 def layer_of(node: Any, known: Graph) -> tuple[Any, str]:
