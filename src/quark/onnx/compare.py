@@ -36,7 +36,6 @@ from quark.measure.distance import Distance
 from quark.measure.scaling import Scaling
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
-from quark.numerics.metrics import median
 from quark.observers.histogram import Histogram
 from quark.onnx.data import checked, inputs_of, samples_of
 from quark.onnx.data_layout import as_reader, widened
@@ -232,9 +231,10 @@ def _in_turns(
     """Every sample, and what both models say on it.
 
     Where ``FEWEST`` samples take at least ``timed`` seconds, those behind the first run in a block of each model, whose
-    medians are put into ``seconds``: such models are not run for their time alone. A block has all samples or none.
+    times are put into ``seconds``: such models are not run for their time alone, unless the machine is busy. A block
+    has all samples or none.
     """
-    from quark.onnx.latency import pause_of
+    from quark.onnx.latency import is_restless, pause_of, quiet
 
     left, (first, second) = iter(feeds), runs.values()
     for feed in islice(left, 1):
@@ -247,8 +247,8 @@ def _in_turns(
         block = list(islice(left, FEWEST - 1)) if slow and held <= HELD and len(sessions) == len(runners) else []
         pause = pause_of(sessions) if block else 0.0
         blocks = {name: _timed(run, block, pause) for name, run in runs.items()}
-        if len(block) == FEWEST - 1:
-            seconds.update((name, median(np.array(times))) for name, (_, times) in blocks.items())
+        if len(block) == FEWEST - 1 and not any(is_restless(times) for _, times in blocks.values()):
+            seconds.update((name, quiet(times)) for name, (_, times) in blocks.items())
         yield from zip(block, *(said for said, _ in blocks.values()), strict=True)
     yield from ((feed, first(feed), second(feed)) for feed in left)
 

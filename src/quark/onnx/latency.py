@@ -77,9 +77,9 @@ def session_seconds(
             time.sleep(rest)
             times[name] += _block(session, feed)
         took = time.perf_counter() - start
-        if took > seconds and (took > LATER or not any(map(_restless, times.values()))):
+        if took > seconds and (took > LATER or not any(map(is_restless, times.values()))):
             break
-    return {name: float(np.quantile(found, FAST)) for name, found in times.items()}
+    return {name: quiet(found) for name, found in times.items()}
 
 
 def pause_of(sessions: Sequence[onnxruntime.InferenceSession]) -> float:
@@ -87,8 +87,14 @@ def pause_of(sessions: Sequence[onnxruntime.InferenceSession]) -> float:
     return REST if len(sessions) > 1 and any(map(_spins, sessions)) else 0.0
 
 
-def _restless(found: list[float]) -> bool:
-    return bool(np.median(found) > RESTLESS * np.quantile(found, FAST))
+def quiet(found: Sequence[float]) -> float:
+    """What inferences that took so many seconds take where nothing else runs."""
+    return float(np.quantile(found, FAST))
+
+
+def is_restless(found: Sequence[float]) -> bool:
+    """Whether other work got in the way of them."""
+    return bool(np.median(found) > RESTLESS * quiet(found))
 
 
 def usual_session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> onnxruntime.InferenceSession:
