@@ -12,6 +12,7 @@ from quark.errors import DataError
 from quark.torch.calibration import device_of
 
 TOKENS = (2, 16)  # of the sample that is made where none is given
+PIXELS, SAMPLES = 224, 4000  # of a side of a picture whose size is not told, and of a sound
 WINDOW = 64  # tokens of a given sample
 
 
@@ -23,6 +24,22 @@ def example(model: nn.Module) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, words.num_embeddings, TOKENS, generator=generator).to(device_of(model))
     return {"input_ids": ids} if hasattr(model, "config") else {"": ids}
+
+
+def shown(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a model of transformers is shown: pictures or sounds of the sizes in its configuration, or ``example``."""
+    config: Any = getattr(model, "config", None)
+    name = getattr(model, "main_input_name", None)
+    if name == "pixel_values":
+        size = getattr(config, "image_size", None) or PIXELS
+        height, width = (size, size) if isinstance(size, int) else size[-2:]
+        shape: tuple[int, ...] = (2, getattr(config, "num_channels", 3), height, width)
+    elif name == "input_values":
+        shape = (2, SAMPLES)
+    else:
+        return example(model)
+    like = next(model.parameters())
+    return {name: torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)}
 
 
 def window(sample: Any) -> Any:

@@ -41,7 +41,7 @@ from quark.torch.export.oldest_transformers import why_too_old
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of, names_of
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.quantized_layer import QuantLayer, detach, quantized_layers
-from quark.torch.short_sample import TOKENS, example
+from quark.torch.short_sample import TOKENS, shown
 from quark.torch.stage import Stage
 
 METHOD = "compressed-tensors"
@@ -132,7 +132,7 @@ def inputs(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
 
 
 def show_axes(model: nn.Module, layers: list[QuantLayer]) -> None:
-    """Let a model of tokens show how many axes the inputs of ``layers`` have, as far as it runs.
+    """Let a model show how many axes the inputs of ``layers`` have, as far as it runs.
 
     Without values quantizers let tensors pass, for they find no range.
     """
@@ -149,10 +149,10 @@ def show_axes(model: nn.Module, layers: list[QuantLayer]) -> None:
 
 
 def axes_seen(model: nn.Module, layers: Sequence[nn.Module]) -> list[set[int]]:
-    """How many axes the inputs of each layer have while a model of tokens runs, as far as it does.
+    """How many axes the inputs of each layer have while a model runs, as far as it does.
 
     Some models look for padding where they are given no mask, others look into the mask: without values neither can be
-    done.
+    done. Those of pictures and sounds are given none.
     """
     seen: list[set[int]] = [set() for _ in layers]
 
@@ -163,7 +163,7 @@ def axes_seen(model: nn.Module, layers: Sequence[nn.Module]) -> list[set[int]]:
     try:
         for mask in ({}, {"attention_mask": torch.ones(TOKENS, dtype=torch.int64, device=device_of(model))}):
             with suppress(*OTHERS, AttributeError, QuarkError), torch.no_grad():
-                model(**example(model), **mask)
+                model(**shown(model), **mask)
                 break
     finally:
         for hook in hooks:
