@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.consumers import tiny
 from torch import nn
 
 from quark.errors import ConfigError
 from quark.torch import ModelQuantizer
+from quark.torch.config.schemes import scheme as known_scheme
 from quark.torch.config.type import Dtype, QSchemeType, ScaleType
 from quark.torch.export import vllm_reads
 from quark.torch.quantization.config.config import (
@@ -47,6 +49,25 @@ def test_int8_inputs_with_a_scale_per_token_use_127_codes_on_either_side(
     assert vllm_reads.as_computed(layer).weight == INT8
     for alone in (QLayerConfig(weight=INT8), QLayerConfig(input_tensors=inputs), QLayerConfig()):
         assert vllm_reads.as_computed(alone) == alone
+
+
+@pytest.mark.parametrize(
+    ("scheme", "machine"),
+    [("int8_wo_per_channel", "NVIDIA GPUs"), ("int4_wo_per_channel", "NVIDIA GPUs"), ("int4_int8_128", "Arm CPUs"),
+     ("int4_wo_32", None), ("ptpc_int8", None), ("int8", None), ("fp8", None), ("ptpc_fp8", None)],
+)  # fmt: skip
+def test_machines_that_run_experts_in_compressed_tensors(
+    scheme: str, machine: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM has one kernel for channels of integers (Marlin), and one for int4 beside int8 inputs (CPUExpertsInt4)."""
+    config = QConfig(known_scheme(scheme))
+    found = vllm_reads.runs_on(config)
+    assert found is None if machine is None else str(found).startswith(machine)
+    experts = tiny.tiny_model("mixtral", "MixtralForCausalLM")
+    told = scheme != "int8"  # which is refused
+    with nullcontext() if told else pytest.raises(ConfigError), caplog.at_level(logging.WARNING):
+        vllm_reads.check_experts(experts, config, "compressed-tensors")
+    assert (" in compressed-tensors on " in caplog.text) is (machine is not None)
 
 
 @pytest.mark.parametrize("rule", [None, "float32"])

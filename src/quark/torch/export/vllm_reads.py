@@ -221,8 +221,10 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
             raise ConfigError(
                 f"vLLM does not load {path!r} in compressed-tensors with groups of integer inputs (RuntimeError: "
                 f"Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --scheme int4_int8_128, with a scale per "
-                f"token, is read"
+                f"token, is read, on Arm CPUs"
             )
+        if format == "compressed-tensors" and (machine := runs_on(config)):
+            log.warning("vLLM runs %r in compressed-tensors on %s", path, machine)
         if format == "quark" and has_static_integers(config):
             raise ConfigError(
                 f"vLLM loads {path!r} with static scales of integer inputs and has no kernel to run them "
@@ -240,6 +242,18 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
                 f"vLLM finds no place for the scales of the inputs of {path!r} (KeyError: w2_input_global_scale, "
                 f"maybe_remap_moe_expert_param_name); --format quark has them"
             )
+
+
+def runs_on(config: QConfig) -> str | None:
+    """The only machines that vLLM has a kernel for, of experts in compressed-tensors; None: it has one for others."""
+    weight, inputs = (config.global_quant_config.stages(slot) for slot in ("weight", "input_tensors"))
+    if not weight or not isinstance(weight[0].format, Int):
+        return None
+    if not inputs and isinstance(weight[0].spec.granularity, Channel):
+        return "NVIDIA GPUs alone (Marlin; elsewhere AssertionError, CompressedTensorsWNA16MoEMethod: groups alone)"
+    if inputs and weight[0].format.bits == 4 and isinstance(inputs[0].format, Int):
+        return "Arm CPUs alone (CPUExpertsInt4; elsewhere NotImplementedError: No W4A8 Int8 MoE backend)"
+    return None
 
 
 def is_nvfp4(stage: Stage) -> bool:
@@ -343,8 +357,9 @@ def check_cache_scales(model: nn.Module, config: QConfig, format: str) -> None:
         )
     if format == "quark" and config.kv_cache_per_head:
         raise ConfigError(
-            "vLLM does not read caches with a scale per head (kv_cache_per_head) in the quark format (QuarkConfig: "
-            "different quantization configuration for 'q_proj' and 'k_proj'); --format compressed-tensors has them"
+            "vLLM does not read caches with a scale per head (kv_cache_per_head) in the quark format "
+            "(NotImplementedError: Only support per-tensor scaling factor for quark KV cache, QuarkKVCacheMethod); "
+            "--format compressed-tensors has them"
         )
     names = names_of(model)
     for name in cached:
