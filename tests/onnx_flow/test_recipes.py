@@ -18,7 +18,7 @@ from quark.config.presets import PRESETS
 from quark.errors import ConfigError
 from quark.measure.answers import Answers
 from quark.measure.distance import Distance
-from quark.onnx import Config
+from quark.onnx import Config, climb
 from quark.onnx.climb import GOOD, Attempt, Climb, _ordered, layers_apart
 from quark.onnx.recipes import RECIPES, Choice, Recipe, Situation, _option, wider
 from quark.onnx.trial_files import quantized
@@ -143,6 +143,27 @@ def test_what_is_no_better_by_a_tenth_of_a_decibel_is_not_advised(
     ours: Judged | None, theirs: Judged | None, better: bool
 ) -> None:
     assert Attempt(Choice("A8W8"), ours).beats(Attempt(Choice("A8W8"), theirs)) is better
+
+
+@pytest.mark.parametrize(
+    ("gains", "tried", "worth"), [((0.2, 0.2), 2, False), ((0.2, 0.9, 0.9), 3, True), ((0.9,), 1, True)]
+)
+def test_a_limit_of_decibels_that_chance_crosses_is_not_worth_a_command(
+    gains: tuple[float, ...], tried: int, worth: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """19.9 is doubtful and 20.1 is good; what is to be advised goes on, and a search by itself is content."""
+    first = Attempt(Choice("A8W8"), judge("y", _of(19.9), None))
+    found = [judge("y", _of(19.9 + gain), None) for gain in gains]
+    monkeypatch.setattr(climb, "RECIPES", [replace(one, applies=lambda *_: True) for one in RECIPES[: min(tried, 2)]])
+    for advised in (True, False):
+        left = iter(found)
+        one = Climb(first, Situation(frozenset()), lambda _, left=left: next(left), advised=advised)  # type: ignore[misc]
+        best = one.within(1e9)
+        assert one.tried == (tried if advised else 1) and (not advised or best.is_worth(first) is worth)
+
+
+def _of(sqnr: float) -> Distance:
+    return Distance(signal=10 ** (sqnr / 10), noise=1.0, count=1)
 
 
 def _keeping(kept: np.ndarray, sqnr: float) -> Judged:

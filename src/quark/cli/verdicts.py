@@ -238,7 +238,7 @@ def advise(bench: Bench, result: Result, found: Comparison) -> list[str]:
     judged = worst(found.outputs, found.answers)
     if subject.choice is None or judged is None or judged.level == len(LEVELS) - 1 or judged.value == math.inf:
         return []
-    from quark.onnx.climb import WORTH_DECIBELS, Attempt, Climb
+    from quark.onnx.climb import Attempt, Climb
 
     def measure(choice: Choice) -> Judged | None:
         again = bench.of(choice)
@@ -247,9 +247,9 @@ def advise(bench: Bench, result: Result, found: Comparison) -> list[str]:
     npu = "npu" in get_preset(subject.choice.preset).hardware
     operators, lost = frozenset(describe(subject.model).operators), judged.level == 0
     situation = Situation(operators, result.plan.proposals, npu, lost=lost)
-    climb = Climb(Attempt(subject.choice, judged), situation, measure, slowest=bench.took)
+    climb = Climb(Attempt(subject.choice, judged), situation, measure, slowest=bench.took, advised=True)
     best, tried = climb.within(bench.seconds), climb.tried
-    better = best.judged is not None and best.beats(climb.first, WORTH_DECIBELS)
+    better = best.judged is not None and best.is_worth(climb.first)
     if best.judged is None or not better or best.judged.level == 0:  # a command that ends in a lost model is no help
         others = "other configurations were" if tried != 1 else "other configuration was"
         ended = "lost too" if better else "no better"
@@ -307,6 +307,11 @@ def _told(found: Comparison | None, why: str) -> str:
     return f"({why}; tried: {found.seconds[FLOAT] / found.seconds[QUANTIZED]:.2f} times as fast as float{price})"
 
 
+def _is_lost(found: Comparison | None) -> bool:
+    judged = None if found is None else worst(found.outputs, found.answers)
+    return judged is not None and judged.level == 0
+
+
 def _faster(subject: Subject, bench: Bench | None = None) -> str:
     """Timing on this CPU, which ends in float where nothing is faster."""
     if subject.choice is None:  # only the files are known: the result goes beside them
@@ -318,7 +323,8 @@ def _faster(subject: Subject, bench: Bench | None = None) -> str:
         if job.runs_samples:
             tuned = _option(choice, "TuneSpeed", True)
             found = _tried(tuned, bench, QUICKER.times)
-            if found is None or found.seconds[FLOAT] > found.seconds[QUANTIZED] * (1 + SAME):
+            faster = found is None or found.seconds[FLOAT] > found.seconds[QUANTIZED] * (1 + SAME)
+            if faster and not _is_lost(found):
                 return f"{command(subject, tuned)}   {_told(found, 'times the forms here')}"
     return "use the float model here: there is nothing to win in time"
 
@@ -366,11 +372,13 @@ def _explained(subject: Subject, bench: Bench | None = None) -> str:
     left = any(REASON in told for told in decisions(load(subject.output)).values())
     if choice is not None and left and not subject.shares.stored:
         whole = _option(choice, "FloatWhereFaster", False)
-        return f"{command(subject, whole)}   {_told(_tried(whole, bench, 1.0), 'integers all the same')}"
+        found = _tried(whole, bench, 1.0)
+        words = "stay in float here" if _is_lost(found) else command(subject, whole)
+        return f"{words}   {_told(found, 'integers all the same')}"
     first = [one.name for one in float_layers(subject.shares)[:1]]
     named = [name for name in first if brief(name) == name]  # without a name it lists every layer
-    words = ["quark", "onnx", "explain", str(subject.output), *named]
-    return f"why layers stay in float: {command_line(words)}"
+    typed = ["quark", "onnx", "explain", str(subject.output), *named]
+    return f"why layers stay in float: {command_line(typed)}"
 
 
 #: What helps where a line is bad, by its subject.

@@ -13,7 +13,7 @@ from dataclasses import field, replace
 from quark.dataclass import dataclass
 from quark.measure.score import by_chance
 from quark.onnx.recipes import RECIPES, Choice, Recipe, Situation
-from quark.report.verdict import LEVELS, Judged
+from quark.report.verdict import LEVELS, SQNR, Judged, level_of
 
 GOOD = len(LEVELS) - 1
 #: By how much a configuration must be better than another, in kept answers and in dB, to be preferred to it.
@@ -31,6 +31,13 @@ class Attempt:
     judged: Judged | None
     causes: tuple[str, ...] = ()
 
+    def is_worth(self, other: Attempt) -> bool:
+        """Whether it is so much better that somebody should type it: a limit between 19.9 and 20.1 dB is none."""
+        ours, theirs = self.judged, other.judged
+        if ours is None or theirs is None or not (_by_decibels(ours) and _by_decibels(theirs)):
+            return self.beats(other, WORTH_DECIBELS)
+        return ours.sqnr - theirs.sqnr >= WORTH_DECIBELS
+
     @property
     def rank(self) -> tuple[int, float, float]:
         """The better, the larger; decibels decide between equal shares of answers."""
@@ -47,6 +54,11 @@ class Attempt:
             return ours.level > theirs.level
         more = _keeps_more(ours, theirs)
         return more or (not _keeps_more(theirs, ours) and ours.sqnr - theirs.sqnr > decibels)
+
+
+def _by_decibels(found: Judged) -> bool:
+    """Whether decibels alone made the level."""
+    return found.value == found.sqnr and found.level == level_of(found.sqnr, SQNR)
 
 
 def _keeps_more(one: Judged, other: Judged) -> bool:
@@ -90,6 +102,7 @@ class Climb:
         best: so far.
         trying: what ``measure`` is asked about, with the causes that it mends; not judged yet.
         tried: how many were measured.
+        advised: somebody is to type the best: it goes on until that is worth it.
     """
 
     first: Attempt
@@ -99,6 +112,7 @@ class Climb:
     slowest: float = 0.0
     tried: int = 0
     end: float = 0.0
+    advised: bool = False
 
     def __post_init__(self) -> None:
         self.best = self.trying = self.first
@@ -131,7 +145,8 @@ class Climb:
 
     def open(self, recipe: Recipe | None = None, kept: float = 0.0) -> bool:
         """Whether another attempt makes sense: with ``kept`` seconds left, at its own pace or that of the slowest."""
-        done = self.best.judged is not None and self.best.judged.level >= GOOD
+        good = self.best.judged is not None and self.best.judged.level >= GOOD
+        done = good and (not self.advised or self.best.is_worth(self.first))
         own = self.slowest if recipe is None else self.pace.get(recipe.name, self.slowest * recipe.times)
         return not done and time.perf_counter() + own + kept <= self.end
 

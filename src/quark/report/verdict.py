@@ -108,10 +108,10 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
     if answers is not None and answers.unlike and not (answers.ranked and share is not None):
         share = share or 0.0
         said = f"{name} has another number of rows in {answers.unlike} of {len(answers.total)} samples"
-        return Judged(name, min(_level(share, KEPT), 1), said, share, sqnr)
+        return Judged(name, min(level_of(share, KEPT), 1), said, share, sqnr)
     if distance.broken:
         return Judged(name, 0, f"{name} is NaN, or infinite in one of the models only", -math.inf, -math.inf)
-    by_energy = _level(sqnr, SQNR)
+    by_energy = level_of(sqnr, SQNR)
     if share is None and _silent(distance):
         return Judged(name, 1, f"{name} is 0 in both models on every sample, which says nothing", sqnr, sqnr)
     if share is None or answers is None:
@@ -120,7 +120,7 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
         said = f"SQNR of {name} {decibels(sqnr)}{spread}{', too few answers to count' if few else ''}"
         return _of_channels(Judged(name, by_energy, said, sqnr, sqnr), answers)
     if answers.kind in ("scores", "boxes", "labels"):
-        level = _level(share, KEPT)
+        level = level_of(share, KEPT)
     else:
         level = max(by_energy - 1, min(by_energy + 1, _by_classes(by_energy, share, answers)))
     error = "" if math.isnan(answers.error) else f" ± {100 * answers.error:.1f}"
@@ -141,7 +141,7 @@ def _of_channels(found: Judged, answers: Answers | None) -> Judged:
 def _by_classes(by_energy: int, share: float, answers: Answers) -> int:
     """The level of classes that win: where chance could be what makes it another one, that of the decibels."""
     doubt = answers.chance if math.isnan(answers.error) else answers.error
-    return max(_level(share - doubt, KEPT), min(_level(share + 1 / answers.count, KEPT), by_energy))
+    return max(level_of(share - doubt, KEPT), min(level_of(share + 1 / answers.count, KEPT), by_energy))
 
 
 _WORDS = {
@@ -153,7 +153,8 @@ _WORDS = {
 }
 
 
-def _level(value: float, limits: tuple[float, float]) -> int:
+def level_of(value: float, limits: tuple[float, float]) -> int:
+    """The index into ``LEVELS`` of a figure with these limits."""
     return 0 if math.isnan(value) else sum(value >= limit for limit in limits)
 
 
