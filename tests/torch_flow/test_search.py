@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from tests.onnx_flow import models as onnx_models
 from torch import nn
 
 import quark
@@ -19,6 +20,7 @@ from quark.cli import main
 from quark.errors import ConfigError
 from quark.numerics.formats import Block
 from quark.observers import SEARCHES
+from quark.onnx.sensitivity import sensitivity as onnx_sensitivity
 from quark.torch import ModelQuantizer
 from quark.torch.config.algorithms import AlgoConfig, GPTQConfig
 from quark.torch.config.model import QConfig
@@ -132,6 +134,27 @@ def test_every_output_counts(estimate: bool, caplog: pytest.LogCaptureFixture) -
     assert trial is not None and trial.loss == pytest.approx(1.5e-3, rel=0.7)
     assert "kl is of the first" not in caplog.text
     sensitivity(model, data[:1], ["int8"], exclude=[])
+    assert "kl is of the first of the model's 2 outputs" in caplog.text
+
+
+def test_losses_and_metrics_are_those_of_the_onnx_flow(caplog: pytest.LogCaptureFixture) -> None:
+    """One network of two answers in both flows; codes are nearly alike (127 and 127.5 of them, biases)."""
+    net, data = TwoHeads(), [torch.randn(8, 16) for _ in range(4)]
+    graph = """g (float[8,16] x) => (float[8,8] first, float[8,8] second) {
+        [body] a = Gemm<transB=1>(x, w0, b0) h = Relu(a) [first] first = Gemm<transB=1>(h, w1, b1)
+        [second] second = Gemm<transB=1>(h, w2, b2) }"""
+    layers = (net.body, net.first, net.second)
+    arrays = {f"w{k}": one.weight.detach().numpy() for k, one in enumerate(layers)}
+    proto = onnx_models.model(graph, arrays | {f"b{k}": one.bias.detach().numpy() for k, one in enumerate(layers)})
+    feeds = [{"x": one.numpy()} for one in data]
+    there = onnx_sensitivity(proto, "A8W8", feeds, ["int8/int8"], metric="sqnr")
+    here = sensitivity(net, data, ["int8"], exclude=[], metric="sqnr")
+    for name in ("body", "first", "second"):
+        one, other = here.of(name, "int8"), there.of(name, "int8/int8")
+        assert one is not None and other is not None
+        assert one.loss == pytest.approx(other.loss, rel=0.25)
+        assert one.metrics["sqnr"] == pytest.approx(other.metrics["sqnr"], abs=2.5)
+    onnx_sensitivity(proto, "A8W8", feeds, ["int8/int8"], metric="kl")
     assert "kl is of the first of the model's 2 outputs" in caplog.text
 
 

@@ -47,7 +47,7 @@ from quark.search.plan_metric import PlanMetric
 from quark.search.refine import Alone
 from quark.search.solve import Judges, solve
 from quark.search.target import Asked
-from quark.search.trials import Progress
+from quark.search.trials import Progress, say_if_first
 from quark.search.values import FLOAT, Found, Study, Trial, total
 
 Model = str | Path | onnx.ModelProto
@@ -184,6 +184,7 @@ def search(
         try:
             _check_bodies(made, budget)
             name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
+            say_if_first(name, len(made.common.outputs))
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
             passes = Passes.over(made, candidates, name, PLANNING) if estimate else None
             found = study(made, candidates, name, workers, kept, progress) if passes is None else passes.study()

@@ -31,7 +31,7 @@ from quark.onnx.quantization.config.config import Config, QuantizationConfig
 from quark.onnx.quantization.config.tuners import split
 from quark.onnx.scratch import Scratch
 from quark.search.function import check_metric, digest_of
-from quark.search.trials import Measured, Pair, Progress, all_measured, by_function, loss_of, of_float
+from quark.search.trials import Measured, Pair, Progress, all_measured, by_function, loss_of, of_float, say_if_first
 from quark.search.values import FLOAT, Study, Trial
 
 #: Measures that need no function; each is also a loss, in which ``sqnr`` and ``cosine`` are the noise.
@@ -80,6 +80,7 @@ def sensitivity(
         check_metric(metric, MEASURES)
         made = layer_runs.open_runs(model_input, job, layers, as_reader(model_input, samples), scratch, workers)
         try:
+            say_if_first(metric, len(made.common.outputs))
             book = open_ledger(ledger, made, job, metric)
             found = study(made, names, metric, workers, book, progress)
             book.settle()

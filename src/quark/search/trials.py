@@ -6,6 +6,7 @@ loss    of a measure: the measure itself (``quark.measure.outputs.loss_name``)
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from quark.files.journal import Journal
 from quark.measure.outputs import EXACT, loss_name
 from quark.search.function import checked_reference, load_function, number_of
 
+log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 #: A layer and a candidate.
 Pair = tuple[str, str]
@@ -53,6 +55,12 @@ def all_measured(
 def _key(pair: Pair) -> str:
     """The entry of a ledger."""
     return f"{pair[0]} as {pair[1]}"
+
+
+def say_if_first(metric: str, outputs: int) -> None:
+    """Say where a metric looks at the first of several outputs."""
+    if metric == "kl" and outputs > 1:
+        log.warning("kl is of the first of the model's %d outputs: take sqnr where all of them count", outputs)
 
 
 def by_function(metric: str, model: Any) -> Measured:

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +30,17 @@ from quark.files.private import private_folder
 from quark.measure.outputs import loss_name
 from quark.search.function import check_metric, digest_of
 from quark.search.refine import FEWER, Alone, affordable
-from quark.search.trials import Measured, Pair, Progress, all_measured, by_function, loss_of, of_float, shown
+from quark.search.trials import (
+    Measured,
+    Pair,
+    Progress,
+    all_measured,
+    by_function,
+    loss_of,
+    of_float,
+    say_if_first,
+    shown,
+)
 from quark.search.values import FLOAT, Study, Trial, check_distinct
 from quark.torch import one_pass
 from quark.torch.config.model import QConfig
@@ -47,7 +56,6 @@ from quark.torch.matching import Match, bind, choose_all, find_candidates, is_ex
 from quark.torch.quantized_layer import OWN
 from quark.torch.stage import Stages
 
-log = logging.getLogger(__name__)
 LLAMA = "llama.cpp"  # whose files have blocks of their own
 MEASURES = ("kl", "sqnr", "mse", "cosine")
 TRIED = 2
@@ -228,9 +236,8 @@ class LayerTrials:
 
     def study(self, candidates: Sequence[str], estimate: bool = False) -> Study:
         """All trials, finished ones from the ledger; or estimates by one backward pass (``quark.torch.one_pass``)."""
-        start, model, count = time.perf_counter(), self.model, len(self.common.reference(0))
-        if self.metric == "kl" and count > 1:
-            log.warning("kl is of the first of the model's %d outputs: take sqnr where all of them count", count)
+        start, model = time.perf_counter(), self.model
+        say_if_first(self.metric, len(self.common.reference(0)))
         values = {name: values_of(model, self.base, name) for name in candidates if name != FLOAT}
         layers = {name: matched(model, chosen) for name, chosen in values.items()}
         order = list(dict.fromkeys(name for found in layers.values() for name in found))
