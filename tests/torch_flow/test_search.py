@@ -147,13 +147,14 @@ def test_losses_and_metrics_are_those_of_the_onnx_flow(caplog: pytest.LogCapture
     arrays = {f"w{k}": one.weight.detach().numpy() for k, one in enumerate(layers)}
     proto = onnx_models.model(graph, arrays | {f"b{k}": one.bias.detach().numpy() for k, one in enumerate(layers)})
     feeds = [{"x": one.numpy()} for one in data]
-    there = onnx_sensitivity(proto, "A8W8", feeds, ["int8/int8"], metric="sqnr")
+    floats = {"preset": "A8W8", "options": {"OpTypesToExcludeOutputQuantization": ["Gemm"]}}  # as torch leaves outputs
+    there = onnx_sensitivity(proto, floats, feeds, ["int8/int8"], metric="sqnr")
     here = sensitivity(net, data, ["int8"], exclude=[], metric="sqnr")
     for name in ("body", "first", "second"):
         one, other = here.of(name, "int8"), there.of(name, "int8/int8")
         assert one is not None and other is not None
-        assert one.loss == pytest.approx(other.loss, rel=0.25)
-        assert one.metrics["sqnr"] == pytest.approx(other.metrics["sqnr"], abs=2.5)
+        assert one.loss == pytest.approx(other.loss, rel=0.35)
+        assert one.metrics["sqnr"] == pytest.approx(other.metrics["sqnr"], abs=2.0)
     onnx_sensitivity(proto, "A8W8", feeds, ["int8/int8"], metric="kl")
     assert "kl is of the first of the model's 2 outputs" in caplog.text
 
