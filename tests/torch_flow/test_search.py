@@ -111,24 +111,26 @@ def test_a_trial_is_what_quantizing_only_that_layer_gives() -> None:
 class TwoHeads(nn.Module):
     """Two answers; the second one's layer does not fit integers of one scale."""
 
-    def __init__(self) -> None:
+    def __init__(self, *names: str) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.names = names or ("first", "second")
         self.body, self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 8), nn.Linear(32, 8)
         with torch.no_grad():
             self.second.weight[0, 0] = 50.0
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         hidden = self.body(x).relu()
-        return {"first": self.first(hidden), "second": self.second(hidden)}
+        return {name: of(hidden) for name, of in zip(self.names, (self.first, self.second, lambda x: x), strict=False)}
 
 
+@pytest.mark.parametrize("names", [(), ("logits", "pred_boxes", "last_hidden_state")], ids=["heads", "detector"])
 @pytest.mark.parametrize("estimate", [False, True])
-def test_every_output_counts(estimate: bool, caplog: pytest.LogCaptureFixture) -> None:
-    model, data = TwoHeads(), [torch.randn(8, 16) for _ in range(8)]
+def test_every_output_counts(estimate: bool, names: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
+    model, data = TwoHeads(*names), [torch.randn(8, 16) for _ in range(8)]
     config = {"scheme": "int8", "exclude": []}
-    names = ["int8", "int4_wo_per_channel", "float"]
-    found = search(model, data, names, "sqnr>=30", config=config, estimate=estimate)
+    candidates = ["int8", "int4_wo_per_channel", "float"]
+    found = search(model, data, candidates, "sqnr>=30", config=config, estimate=estimate)
     assert found.met and found.layers["second"] == "float" and found.reported is not None and found.reported < 60
     trial = found.study.of("second", "int8")
     assert trial is not None and trial.loss == pytest.approx(1.5e-3, rel=0.7)

@@ -41,17 +41,24 @@ def answer(output: Any) -> torch.Tensor:
     return answer_tensors(output)[0]
 
 
+#: What answers beside logits are not called.
+INNER = ("hidden_state", "attention", "router", "past_key", "loss")
+
+
 def answer_tensors(output: Any) -> list[torch.Tensor]:
-    """The tensors that ``output`` is judged by: its ``logits``, or all tensors of numbers.
+    """The tensors that ``output`` is judged by: its ``logits`` and what else is no inner state; all where it has none.
 
     Raises:
         DataError: there is none.
     """
     named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    found = tensors_of(output if named is None else named)
+    if named is not None:
+        fields = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})
+        others = [one for name, one in fields.items() if name != "logits" and not any(word in name for word in INNER)]
+    found = tensors_of(output if named is None else [named, *others])
     if not found:
         raise DataError(
             f"the model returns {type(output).__name__} without a tensor of floating-point numbers, so its answers "
             f"cannot be compared; wrap it so that it returns tensors, alone or in tuples, lists, dicts or dataclasses"
         )
-    return found if named is None else found[:1]
+    return found
