@@ -26,20 +26,26 @@ def example(model: nn.Module) -> dict[str, torch.Tensor]:
     return {"input_ids": ids} if hasattr(model, "config") else {"": ids}
 
 
-def shown(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a model of transformers is shown: pictures or sounds of the sizes in its configuration, or ``example``."""
+def shown(model: nn.Module) -> list[dict[str, torch.Tensor]]:
+    """What a model of transformers may be shown, one of which most run on: tokens, without and with a mask and a
+    picture; or pictures or sounds alone, of the sizes in its configuration."""
     config: Any = getattr(model, "config", None)
-    name = getattr(model, "main_input_name", None)
-    if name == "pixel_values":
-        size = getattr(config, "image_size", None) or PIXELS
-        height, width = (size, size) if isinstance(size, int) else size[-2:]
-        shape: tuple[int, ...] = (2, getattr(config, "num_channels", 3), height, width)
-    elif name == "input_values":
-        shape = (2, SAMPLES)
-    else:
-        return example(model)
+    seen = getattr(config, "vision_config", config)
+    size = getattr(seen, "image_size", None) or PIXELS
+    pixels = getattr(seen, "num_channels", 3), *((size, size) if isinstance(size, int) else size[-2:])
+    alone = {"pixel_values": pixels, "input_values": (SAMPLES,)}.get(getattr(model, "main_input_name", ""))
+    if alone is not None:
+        return [{model.main_input_name: drawn(model, alone)}]  # type: ignore[dict-item]
+    tokens = example(model)
+    masked = {**tokens, "attention_mask": torch.ones(TOKENS, dtype=torch.int64, device=device_of(model))}
+    return [tokens, masked, *([{**masked, "pixel_values": drawn(model, pixels)}] if seen is not config else [])]
+
+
+def drawn(model: nn.Module, shape: tuple[int, ...]) -> torch.Tensor:
+    """Random numbers of a shape for each row, as the model has them."""
     like = next(model.parameters())
-    return {name: torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)}
+    made = torch.randn((TOKENS[0], *shape), generator=torch.Generator().manual_seed(0))
+    return made.to(like.device, like.dtype)
 
 
 def window(sample: Any) -> Any:

@@ -154,7 +154,7 @@ def test_commands_refuse_before_the_samples_are_run(
 AXES_BY_VALUES = ("squeezebert", "big_bird", "luke", "canine", "switch_transformers", "higgs_audio_v2")
 
 
-@pytest.mark.parametrize("name", ["opt", "prophetnet", "layoutlm", "llama", "vit", "vitdet", *AXES_BY_VALUES])
+@pytest.mark.parametrize("name", ["opt", "prophetnet", "layoutlm", "llama", "vit", "vitdet", "clip", *AXES_BY_VALUES])
 def test_inputs_of_other_axes_are_told_before(name: str, tmp_path: Path) -> None:
     """OPT flattens tokens before its feed-forward layers: transformers' scales per token would be shared there, as in
     the pooled picture of ViT and the windows of ViTDet (0.7 and 5 % of the answers)."""

@@ -41,7 +41,7 @@ from quark.torch.export.oldest_transformers import why_too_old
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of, names_of
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.quantized_layer import QuantLayer, detach, quantized_layers
-from quark.torch.short_sample import TOKENS, shown
+from quark.torch.short_sample import shown
 from quark.torch.stage import Stage
 
 METHOD = "compressed-tensors"
@@ -161,10 +161,11 @@ def axes_seen(model: nn.Module, layers: Sequence[nn.Module]) -> list[set[int]]:
 
     hooks = [layer.register_forward_pre_hook(noted(axes)) for layer, axes in zip(layers, seen, strict=True)]
     try:
-        for mask in ({}, {"attention_mask": torch.ones(TOKENS, dtype=torch.int64, device=device_of(model))}):
-            with suppress(*OTHERS, AttributeError, QuarkError), torch.no_grad():
-                model(**shown(model), **mask)
-                break
+        with suppress(QuarkError), torch.no_grad():  # it has no embedding, or its own quantizers find no range
+            for sample in shown(model):
+                with suppress(*OTHERS, AttributeError, QuarkError):
+                    model(**sample)
+                    break
     finally:
         for hook in hooks:
             hook.remove()
