@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -310,6 +310,33 @@ def scaled_parts(model: nn.Module, config: QConfig) -> Iterator[tuple[str, str, 
 def is_cached(name: str, config: QConfig) -> bool:
     """Whether ``kv_cache_quant_config`` names a layer."""
     return any(matches((name,), pattern) for pattern in config.kv_cache_quant_config)
+
+
+def without_lost(config: QConfig, lost: Collection[str], scaled: Collection[str]) -> QConfig:
+    """``config`` without what names layers whose keys and values no sample reached, and none of those that one did.
+
+    Args:
+        config: of a model.
+        lost, scaled: names of projections without, and with, a scale that is found in samples.
+    """
+
+    def fits(glob: str, names: Collection[str]) -> bool:
+        return any(matches((name,), glob) for name in names)
+
+    left = {glob for glob in config.kv_cache_quant_config if fits(glob, lost) and not fits(glob, scaled)}
+    kept = {glob: layer for glob, layer in config.kv_cache_quant_config.items() if glob not in left}
+    group = [glob for glob in config.kv_cache_group if glob not in left]
+    return replace(config, kv_cache_quant_config=kept, kv_cache_group=group) if left else config
+
+
+def lost_projections(model: nn.Module) -> set[str]:
+    """Names of projections whose keys and values no sample reached."""
+    return {
+        quantizer.projections[role]
+        for _, quantizer in cache_quantizers(model)
+        for role, own in quantizer.quantizers()
+        if any(part.stage.calibrated and part.scale is None for part in parts(own))
+    }
 
 
 def settle_scales(model: nn.Module, config: QConfig) -> None:

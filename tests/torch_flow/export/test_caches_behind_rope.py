@@ -173,3 +173,19 @@ def test_the_quark_format_tells_vllm_which_layers_are_cached(tmp_path: Path) -> 
     assert sum(name.endswith(("k_scale", "v_scale")) for name in names) == 4
     inputs = tiny.inputs_of(model)
     assert torch.equal(tiny.answer(quantized_model(tmp_path / "m"), inputs), tiny.answer(ours, inputs))
+
+
+def test_attention_that_keeps_no_cache_has_none_in_the_file(tmp_path: Path) -> None:
+    """The linear attention of MiniMax makes keys and values, and they enter no cache: no sample reaches that one."""
+    model = made("minimax")
+    model.save_pretrained(tmp_path / "float")
+    config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel", kv_cache_scheme="fp8")
+    inputs = [tiny.inputs_of(model)]
+    assert "*.qkv_proj" in config.kv_cache_quant_config
+    ours = quantized(model, config)
+    export_as(ours, tmp_path / "memory", "quark", tmp_path)
+    quantize_checkpoint(tmp_path / "float", tmp_path / "files", config, samples=inputs)
+    for name in ("memory", "files"):
+        again = quantized_model(tmp_path / name)
+        assert list(again.quant_config.kv_cache_quant_config) == ["*.k_proj", "*.v_proj"], name
+        assert difference(tiny.answer(again, inputs[0]), tiny.answer(ours, inputs[0])) < 1e-6

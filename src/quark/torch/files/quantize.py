@@ -308,7 +308,7 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
     grids, size = places_of(checkpoint.folder), how.max_shard_size
     decision = decide(checkpoint, config)
     skeleton, found, plan = decision.skeleton, decision.found, decision.found.plan
-    static = needs_samples(found, find_targets(skeleton.model, config), how.samples)
+    static = needs_samples(found, attention := find_targets(skeleton.model, config), how.samples)
     stages = stages_of(config, plan, static, how.samples)
     samples = None if how.samples is None else list(how.samples)  # read once: what is digested is what is used
     tensors = decision.tensors
@@ -344,7 +344,7 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
             warn_of_fixed([quantizer_of(plan, name) for name in names])
         jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton, for_vllm) for job in jobs]
         records = run([replace(job, grids=grids, found=[]) for job in jobs], how.workers, journal)
-        entry = entry_of(without_unreached(config, found, scales) if static else config)
+        entry = entry_of(without_unreached(config, found, attention.caches, scales) if static else config)
         beside = {"quantization_config": entry, **({"tie_word_embeddings": False} if changes.untied else {})}
         finish(goal, checkpoint, {job.file: job.items() for job in jobs}, beside, how.describe)
         journal.remove()

@@ -8,7 +8,7 @@ item of the dataloader: large batches read less. Not handled: architectures that
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.export.state import activations_item, attention_items
 from quark.torch.export.stored import PREFIXES
 from quark.torch.files.block_files import RunInFiles, drop, load, opened_model
-from quark.torch.kv_cache import settle_scales
+from quark.torch.kv_cache import CacheMatch, settle_scales, without_lost
 from quark.torch.matching import ACTIVATIONS, Match, Matches, choose, is_static
 from quark.torch.prepare import prepare, restore
 from quark.torch.quantized_layer import QuantLayer
@@ -86,9 +86,14 @@ def parameters_of(item: Match) -> dict[str, torch.Tensor]:
     return {} if made is None else dict(made.make())
 
 
-def without_unreached(config: QConfig, found: Matches, scales: Collection[str]) -> QConfig:
+def without_unreached(
+    config: QConfig, found: Matches, caches: Sequence[CacheMatch], scales: Collection[str]
+) -> QConfig:
     """The configuration with the static activations that have no scale, since no sample reached them, left float."""
     left: dict[str, QLayerConfig] = {}
+    cached = {name for one in caches for name in one.projections.values() if one.all_stages[0].calibrated}
+    scaled = {name for name in cached if any(scale.startswith(f"{name}.") for scale in scales)}
+    config = without_lost(config, cached - scaled, scaled)
     known = {scale.rpartition("_scale")[0] for scale in scales}
     for item in found.quantized:
         name = item.layer.name
