@@ -165,3 +165,26 @@ def test_neighbours_are_found_past_nodes_that_are_no_rows() -> None:
     model = load(onnx.parser.parse_model(FLOAT))
     found = dict(neighbours(model, {"a", "out"}))
     assert found["a"].reads == ("x",) and found["a"].feeds == ("out",) and found["out"].reads == ("a",)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "s = SplitToSequence<axis = 1>(a, four) b = ConcatFromSequence<axis = 1>(s)",
+        "s = Optional(a) b = OptionalGetElement(s)",
+        "s = Cast<to = 16>(a) b = Cast<to = 1>(s)",
+    ],
+    ids=["sequence", "optional", "bfloat16"],
+)
+def test_what_no_array_holds_is_no_layer(between: str) -> None:
+    """Its tensors cannot be fetched, or put back as arrays: the page of such a model ended in an error."""
+    text = f"""<ir_version: 10, opset_import: ["" : 18]> g (float[4, 8] x) => (float[4, 8] y) <int64 four = {{4}}>
+        {{ [first] a = MatMul(x, w) {between} [last] y = MatMul(b, w) }}"""
+    proto = onnx.parser.parse_model(text)
+    weight = np.random.default_rng(0).normal(0, 0.3, (8, 8)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    made = ModelQuantizer(Config(get_default_config("XINT8"))).quantize_model(proto, None, samples())
+    assert made is not None
+    layers = {layer.tensor for layer in compare(proto, made, samples()).layers}
+    assert {"a", "y"} <= layers and "s" not in layers
+    assert {"a", "y"} <= set(causes(proto, made, samples()).own)

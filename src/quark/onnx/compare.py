@@ -46,6 +46,7 @@ from quark.onnx.graph.model import load
 from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZERS
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import CPU, Runtime
+from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.graph.surgery import tensors_by_name
 from quark.onnx.passes.nchw_to_nhwc import images, moved
 from quark.onnx.quantized_plan import rows_of
@@ -419,16 +420,33 @@ def outputs_of(first: ir.Model, second: ir.Model) -> list[str]:
 
 
 def pairs_of(first: ir.Model, second: ir.Model) -> Iterator[ComparedTensors]:
-    """Every tensor that both models have, graph inputs first, then in the order of the float graph."""
-    theirs = tensors_by_name(second)
-    for name in tensors_by_name(first):
+    """Every tensor that both models have, graph inputs first, then in the order of the float graph; not what no array
+    holds: sequences, optionals, bfloat16."""
+    ours, theirs = tensors_by_name(first), tensors_by_name(second)
+    types = _typed(first) if any(one.type is None for one in ours.values()) else {k: v.type for k, v in ours.items()}
+    for name in ours:
         quantized = theirs.get(name)
-        if quantized is None or ((made := quantized.producer()) is not None and made.op_type == "Constant"):
+        if (
+            not _is_array(types.get(name))
+            or quantized is None
+            or ((made := quantized.producer()) is not None and made.op_type == "Constant")
+        ):
             continue
         quantizer = _quantizer(quantized)
         behind = _behind(quantizer) if quantizer else quantized
         node, op_type = _maker(quantized, quantizer)
         yield ComparedTensors(name, str(behind.name), node, op_type, quantizer)
+
+
+def _typed(model: ir.Model) -> dict[str, ir.TypeProtocol | None]:
+    """The types of all tensors, as far as inference tells them."""
+    inferred = model.clone()
+    infer_shapes(inferred)
+    return {name: value.type for name, value in tensors_by_name(inferred).items()}
+
+
+def _is_array(kind: ir.TypeProtocol | None) -> bool:
+    return kind is None or (isinstance(kind, ir.TensorType) and kind.dtype != ir.DataType.BFLOAT16)
 
 
 def _maker(quantized: ir.Value, quantizer: ir.Node | None) -> tuple[str, str]:
