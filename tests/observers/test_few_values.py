@@ -7,7 +7,7 @@ import pytest
 
 from quark.numerics.affine import Grid
 from quark.numerics.formats import FORMATS
-from quark.observers.mse import Rows
+from quark.observers.mse import Rows, search_rows
 from quark.observers.tails import Tails
 
 
@@ -44,3 +44,19 @@ def test_what_may_be_missing_of_either_side_bounds_a_magnitude(caplog: pytest.Lo
         found = tails.magnitude_quantile(share)
         assert found >= whole[int(np.ceil(whole.size * share - 1e-6)) - 1]
     assert "samples grew" in caplog.text
+
+
+@pytest.mark.parametrize("side", [8, 512], ids=["values", "histogram"])
+@pytest.mark.parametrize("outlier", [5.0, 50.0, 1e5])
+def test_free_zero_points_of_power_of_two_scales_lose_no_more_than_the_middle_code(side: int, outlier: float) -> None:
+    """An outlier moves the zero point of the full range away from all other values, which then clip."""
+    x = np.random.default_rng(3).normal(size=(1, side * side)).astype(np.float32)
+    x[0, 0] = outlier
+    for name in ("int4", "uint8"):
+        grid = Grid(FORMATS[name], False, False, "power_of_two")
+        judge = Rows(x, grid)
+        found, middle, full = (
+            float(judge.error((lo, hi))[0]) for lo, hi in (search_rows(x, grid, way) for way in (None, True, False))
+        )
+        assert found <= min(middle, full) * 1.01  # a histogram tells errors within a percent
+        assert found == pytest.approx(min(middle, full), rel=0.01)

@@ -188,22 +188,25 @@ def search_rows(values: np.ndarray, grid: Grid, symmetric: bool | None = None) -
     Args:
         values: [..., n], one row per scale; finite, n > 0.
         grid: the quantizer of every row.
-        symmetric: as for ``search``; but the zero point of power-of-two scales is free where the grid's is.
+        symmetric: as for ``search``; but the zero point of power-of-two scales is free where the grid's is: that of the
+            full range, which an outlier moves away from the others, or the middle code.
 
     Returns:
         lo and hi, float64 [...].
     """
-    if symmetric is None and grid.scale_rule == "power_of_two":
-        symmetric = grid.centred
+    free = symmetric is None and grid.scale_rule == "power_of_two" and not grid.centred
+    ways = (False, True) if free else (symmetric,)
     rows = values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
+    extremes = extremes_of(rows)
+    judge = Rows(rows, grid, narrow=grid.narrow, unit=unit_of(extremes))
     if len(rows) == 1 and rows.size > LARGE:
         histogram = Histogram()
         histogram.update(rows)
-        lo, hi = (np.array([bound]) for bound in search(histogram, grid, symmetric))
+        bounds = (search(histogram, grid, one) for one in ways)
+        found = [(np.array([lo]), np.array([hi])) for lo, hi in bounds]
     else:
-        extremes = extremes_of(rows)
-        judge = Rows(rows, grid, narrow=grid.narrow, unit=unit_of(extremes))
-        lo, hi = polished(judge, _search(judge, extremes, symmetric))
+        found = [polished(judge, _search(judge, extremes, one)) for one in ways]
+    lo, hi = _better(found[0], judge.error(found[0]), found[1], judge.error(found[1]))[0] if free else found[0]
     return lo.reshape(values.shape[:-1]), hi.reshape(values.shape[:-1])
 
 
