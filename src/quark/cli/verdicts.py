@@ -301,7 +301,7 @@ def _tried(choice: Choice, bench: Bench | None, times: float) -> Comparison | No
 def _told(found: Comparison | None, why: str) -> str:
     """What a command does, in words: its price too, where it was tried."""
     if found is None or not found.seconds:
-        return f"({why}; not tried: it takes longer, and accuracy may change)"
+        return f"({why}; not tried: accuracy may change)"
     judged = worst(found.outputs, found.answers)
     price = "" if judged is None else f", accuracy {LEVELS[judged.level]}, {judged.reason}"
     return f"({why}; tried: {found.seconds[FLOAT] / found.seconds[QUANTIZED]:.2f} times as fast as float{price})"
