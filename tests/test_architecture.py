@@ -34,6 +34,7 @@ LAYERS = {  # a module imports from lower numbers only, and from its own package
     "numerics": 0,
     "measure": 1,
     "observers": 1,
+    "ir": 1,
     "operators": 1,
     "config": 2,
     "algorithms": 3,

@@ -19,10 +19,10 @@ from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import Decision, LayerSpec
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError
+from quark.ir.surgery import Names, constant_array
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import Int8Spec, ModelQuantizer, QConfig, QLayerConfig
 from quark.onnx.graph.model import load
-from quark.onnx.graph.surgery import Names, constant_array
 from quark.onnx.npu import fixed_point, positions
 from quark.onnx.pipeline import prepare
 from quark.onnx.qdq import (

@@ -17,22 +17,11 @@ from quark.config.options import Options
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ModelError
+from quark.ir import runtime_faults
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import ModelQuantizer, QConfig
 from quark.onnx.npu import fixed_point, rules, simulate
-from quark.onnx.qdq import (
-    biases,
-    dynamic,
-    emit,
-    masks,
-    node_kinds,
-    parameters,
-    place,
-    runtime_faults,
-    settings,
-    slower,
-    tables,
-)
+from quark.onnx.qdq import biases, dynamic, emit, masks, node_kinds, parameters, place, settings, slower, tables
 from quark.onnx.qdq.op_rules import OP_RULES
 
 

@@ -20,6 +20,7 @@ from tests.onnx_flow import test_linear_algorithms as linear
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ConfigError
+from quark.ir.surgery import constant_array, set_constant
 from quark.measure.gain import gain
 from quark.onnx import (
     AlgoConfig,
@@ -40,7 +41,6 @@ from quark.onnx.algorithms import losses, smoothquant, stages
 from quark.onnx.algorithms.stages import TRANSFORMS
 from quark.onnx.graph.model import load
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import constant_array, set_constant
 
 REAL = Path(__file__).parents[2] / ".." / "shared" / "data" / "models"
 EIGHT = QLayerConfig(linear.INT8, linear.INT8)

@@ -16,11 +16,11 @@ from tests.onnx_flow.counting import calls
 from tests.onnx_flow.old_operators import ZOO
 
 from quark.errors import ModelError
+from quark.ir.surgery import all_nodes
 from quark.onnx.graph.adapters import ADAPTERS
 from quark.onnx.graph.functions import inline_functions
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import load, to_proto
-from quark.onnx.graph.surgery import all_nodes
 
 TARGETS = (13, 17, 21)
 REAL = ("gtcrn_simple", "silero_vad_16k_op15", "squeezenet11_flowers5", "stories260K", "ultraface_rfb320", "yolox_nano")

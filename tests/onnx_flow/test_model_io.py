@@ -18,12 +18,12 @@ from tests.onnx_flow import models
 
 from quark.errors import ModelError, ModelNotFoundError
 from quark.files.outputs import check_outputs
+from quark.ir.surgery import all_nodes, set_constant
 from quark.onnx.graph import model as graph_model
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import load, output_of, readable_ir_version, save, suitable_ir_version, to_proto
 from quark.onnx.graph.session import open_session
 from quark.onnx.graph.shapes import infer_shapes, static_shape
-from quark.onnx.graph.surgery import all_nodes, set_constant
 from quark.onnx.graph.weightless import external_proto, large_initializers, through_proto
 
 

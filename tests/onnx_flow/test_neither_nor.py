@@ -18,10 +18,11 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
+from quark.ir import runtime_faults
+from quark.ir.surgery import Names
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import QConfig, counted
 from quark.onnx.graph.model import load
-from quark.onnx.graph.surgery import Names
 from quark.onnx.npu import adapt, limits, rules, softmax
 from quark.onnx.npu.positions import Positions
 from quark.onnx.pipeline import prepare
@@ -42,7 +43,6 @@ from quark.onnx.qdq import (
     parameters,
     place,
     recurrent,
-    runtime_faults,
     slots,
     tables,
 )

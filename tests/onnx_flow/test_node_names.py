@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from quark.ir.surgery import name_apart
 from quark.onnx import Config, ModelQuantizer, get_default_config
-from quark.onnx.graph.surgery import name_apart
 
 NAMES = {
     "none": ("", "", "", ""),

@@ -15,11 +15,11 @@ from safetensors.numpy import load_file, save_file
 from quark.demo import data
 from quark.errors import ConfigError
 from quark.files.journal import Journal
+from quark.ir.surgery import apart
 from quark.onnx import layer_runs
 from quark.onnx.config_file import config_of
 from quark.onnx.coverage import coverage
 from quark.onnx.graph.run import Runner
-from quark.onnx.graph.surgery import apart
 from quark.onnx.injected import crossing_of, cut, open_to_noise
 from quark.onnx.layer_runs import OnnxLayerRuns, opened
 from quark.onnx.one_pass import PLANNING, RANKING, Effort, Passes

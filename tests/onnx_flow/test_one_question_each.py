@@ -19,20 +19,11 @@ from quark.config.overrides import Override
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import Decision, Rules
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.ir import runtime_faults
+from quark.ir.surgery import Names
 from quark.numerics.granularity import Channel, Group, Tensor
-from quark.onnx.graph.surgery import Names
 from quark.onnx.npu import fixed_point, rules
-from quark.onnx.qdq import (
-    dynamic,
-    fuse,
-    nbits_algorithms,
-    overrides,
-    own_inputs,
-    parameters,
-    place,
-    runtime_faults,
-    tables,
-)
+from quark.onnx.qdq import dynamic, fuse, nbits_algorithms, overrides, own_inputs, parameters, place, tables
 from quark.onnx.qdq.index_paths import computes_shapes, of_coordinates
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
 

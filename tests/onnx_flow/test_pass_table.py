@@ -20,11 +20,11 @@ from tests.onnx_flow import models, pass_models
 from tests.onnx_flow.counting import calls
 from tests.onnx_flow.test_passes import REAL, ZOO
 
+from quark.ir.surgery import STANDS_FOR, all_nodes
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import STANDS_FOR, all_nodes
 from quark.onnx.passes.registry import apply, passes
 from quark.onnx.passes.row import Pass
 from quark.onnx.passes.table import TABLE

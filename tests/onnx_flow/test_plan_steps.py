@@ -13,9 +13,9 @@ import pytest
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError
+from quark.ir import surgery
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx import Int8Spec, QConfig, QLayerConfig, XInt8Spec
-from quark.onnx.graph import surgery
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.qdq import (
     align,

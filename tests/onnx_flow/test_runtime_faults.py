@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from tests.onnx_flow import models
 
+from quark.ir.runtime_faults import work_around_faults
 from quark.onnx import (
     BFP16Spec,
     CalibMethod,
@@ -26,7 +27,6 @@ from quark.onnx import (
 )
 from quark.onnx.compare import compare
 from quark.onnx.graph.model import load, to_proto
-from quark.onnx.qdq.runtime_faults import work_around_faults
 
 EIGHT = QLayerConfig(input_tensors=Int8Spec(calibration_method=CalibMethod.MinMax), weight=Int8Spec())
 POOLED = """g (float[1,16,8,8] x) => (float[1,16,4,4] y) {
@@ -119,7 +119,7 @@ def test_the_copy_is_needed_as_long_as_onnx_runtime_has_the_fault(tmp_path: Path
     layer = QLayerConfig(input_tensors=BFP16Spec(), weight=BFP16Spec())
     made = quantized(POOLED, specific_layer_config={layer: ["last"]})
     sound = loads(without_copies(made), tmp_path)
-    assert not sound, "this ONNX Runtime is sound: quark.onnx.qdq.runtime_faults may go when every supported one is"
+    assert not sound, "this ONNX Runtime is sound: quark.ir.runtime_faults may go when every supported one is"
 
 
 MOVED = """g (float[1,16,8,8] x) => (float[16,16] y, float[1,16,4,4] z) <int64[2] s = {16, 16}> {

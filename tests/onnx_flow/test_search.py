@@ -25,13 +25,13 @@ from tests.onnx_flow.models import branching, model, normal, session
 from quark.cli import main
 from quark.demo import data as demo
 from quark.errors import ConfigError
+from quark.ir.surgery import apart, let_go
 from quark.measure.outputs import Outputs
 from quark.observers import SEARCHES
 from quark.onnx import AdaRoundConfig, Config, ModelQuantizer
 from quark.onnx.compare import ENDS, compare
 from quark.onnx.config_file import config_of, load_config
 from quark.onnx.graph.model import load
-from quark.onnx.graph.surgery import apart, let_go
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.tuners import preset_tuners
 from quark.onnx.search import in_order, save_plan, search

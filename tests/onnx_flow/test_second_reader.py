@@ -19,7 +19,7 @@ PRESETS = ("A8W8_CPU", "XINT8", "U8S8_AAWS", "U8U8_AAWA", "A8W8", "S8S8_AAWS")
 #: OpenVINO 2026.4's low-precision transformations carry a Q behind a Concat back in front of it, and compute other
 #: numbers than the graph says where codes are int8 (4 to 17 dB; SMALLEST, of five nodes). With them off it agrees on
 #: every case, so that the file is right and the pass is not. Around the zero point 0 a second pair behind the first
-#: stops it (``qdq/runtime_faults.py``). With another zero point that pair ends OpenVINO's process, and nothing else
+#: stops it (``quark.ir.runtime_faults``). With another zero point that pair ends OpenVINO's process, and nothing else
 #: that keeps the codes helps: scales that are equal or not, a pair in front, behind or on both sides, Relu, Clip,
 #: Identity, Reshape, Transpose or Max between, three pairs, parameters of their own, as Constant nodes or per axis,
 #: codes of 16 bits. A MaxPool of one entry or a LeakyRelu that changes nothing between Concat and Q would, and would

@@ -15,21 +15,11 @@ from tests.onnx_flow.test_asked_directly import named, planned
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError
+from quark.ir import runtime_faults
+from quark.ir.surgery import Names
 from quark.numerics.granularity import Channel, Group
-from quark.onnx.graph.surgery import Names
 from quark.onnx.npu import softmax
-from quark.onnx.qdq import (
-    align,
-    channel_axes,
-    divisors,
-    float_biases,
-    fuse,
-    parameters,
-    passthrough,
-    runtime_faults,
-    slower,
-    store,
-)
+from quark.onnx.qdq import align, channel_axes, divisors, float_biases, fuse, parameters, passthrough, slower, store
 from quark.onnx.qdq.op_rules import OP_RULES
 
 

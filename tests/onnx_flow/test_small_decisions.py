@@ -21,12 +21,12 @@ from quark.config.options import Options
 from quark.config.plan import TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.errors import ModelError
+from quark.ir import runtime_faults, surgery
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import CalibMethod, Int8Spec, Int16Spec, QConfig, QLayerConfig, UInt8Spec, XInt8Spec
-from quark.onnx.graph import surgery
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import prepare
-from quark.onnx.qdq import masks, nbits_algorithms, op_type_names, parameters, runtime_faults, settings, slots
+from quark.onnx.qdq import masks, nbits_algorithms, op_type_names, parameters, settings, slots
 from quark.onnx.qdq.place import _for_output, place
 
 F32 = np.float32

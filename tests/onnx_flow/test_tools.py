@@ -255,7 +255,7 @@ def test_forms_of_bfloat16(form: str, made: str, tmp_path: Path) -> None:
     ("tool", "arguments"), [("convert_opset_version", ["21"]), ("convert_bias_int32_to_int16", [])]
 )
 def test_a_quantized_model_that_is_lifted_still_loads(tool: str, arguments: list[str], tmp_path: Path) -> None:
-    """ONNX Runtime refuses opset 21 where a float node reads a moved int8 tensor (``qdq.runtime_faults``)."""
+    """ONNX Runtime refuses opset 21 where a float node reads a moved int8 tensor (``quark.ir.runtime_faults``)."""
     graph = """g (float[1,16,8,8] x) => (float[1,16,4,4] z) {
         [first] a = Conv(x, w, b) [pool] p = MaxPool<kernel_shape = [2,2], strides = [2,2]>(a) [wave] z = Sin(p) }"""
     proto = models.model(graph, {"w": models.normal(16, 16, 1, 1), "b": models.normal(16)})

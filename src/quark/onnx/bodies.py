@@ -15,8 +15,8 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
+from quark.ir.surgery import bodies, is_constant
 from quark.onnx.graph import model as files
-from quark.onnx.graph.surgery import bodies, is_constant
 from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.qdq.slower import RUNS, runs_of
 

@@ -26,6 +26,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
+from quark.ir.surgery import Names, opset, tensors_by_name
 from quark.measure.distance import Distance
 from quark.measure.scaling import Scaling
 from quark.onnx.compare import ComparedTensors, Comparison, Model, outputs_of, pairs_of, relaid
@@ -36,7 +37,6 @@ from quark.onnx.graph.quantized import DEQUANTIZE, QUANTIZERS
 from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import Names, opset, tensors_by_name
 
 SAMPLES = 4
 """Samples that the experiments run on, at most."""

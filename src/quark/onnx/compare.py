@@ -30,6 +30,7 @@ from quark.config.plan import TensorPlan
 from quark.dataclass import dataclass
 from quark.errors import DataError
 from quark.files.plain import TEXT
+from quark.ir.surgery import tensors_by_name
 from quark.measure.answers import Answers
 from quark.measure.answers import update as update_answers
 from quark.measure.distance import Distance
@@ -47,7 +48,6 @@ from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZERS
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import CPU, Runtime
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import tensors_by_name
 from quark.onnx.passes.nchw_to_nhwc import images, moved
 from quark.onnx.quantized_plan import rows_of
 from quark.report.values import LayerView, TensorView, Weakness

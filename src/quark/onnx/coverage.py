@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
+from quark.ir.surgery import input_at, int_attribute, name_of
 from quark.onnx.bodies import place_of
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
@@ -27,7 +28,6 @@ from quark.onnx.graph.quantized import DEQUANTIZE, QUANTIZE, code_type, constant
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import prove_shapes, static_shape
-from quark.onnx.graph.surgery import input_at, int_attribute, name_of
 from quark.onnx.passes.einsum_to_matmul import terms
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 

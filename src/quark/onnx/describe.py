@@ -11,9 +11,9 @@ import onnx_ir as ir
 from quark.config.plan import TensorPlan
 from quark.dataclass import dataclass
 from quark.errors import ModelError
+from quark.ir.surgery import all_nodes, opset
 from quark.onnx.graph.model import data_files, load
 from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZERS, STORED, constants_of
-from quark.onnx.graph.surgery import all_nodes, opset
 from quark.onnx.quantized_plan import rows_of
 
 SPELLED = {"FLOAT": "float32", "DOUBLE": "float64"}

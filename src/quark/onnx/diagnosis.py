@@ -22,12 +22,12 @@ import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
+from quark.ir.surgery import constant_array, input_at, int_attribute, let_go, name_of
 from quark.numerics.affine import Coding
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel, Tensor
 from quark.numerics.metrics import median
 from quark.onnx.bodies import alone, graphs, place_of
-from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, let_go, name_of
 from quark.onnx.qdq.channel_axes import is_off_channel, weight_axes
 from quark.onnx.qdq.op_rules import OP_RULES, OpRule
 from quark.onnx.quantized_plan import stored_row

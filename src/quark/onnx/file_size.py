@@ -27,11 +27,11 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
+from quark.ir.surgery import all_values
 from quark.numerics.blocks import Block
 from quark.numerics.granularity import Group
 from quark.onnx.explain import packed
 from quark.onnx.graph.shapes import leave_unsaid
-from quark.onnx.graph.surgery import all_values
 from quark.onnx.graph.weightless import LARGE, light_proto
 from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.initializers import LONGEST

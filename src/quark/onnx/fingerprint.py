@@ -25,7 +25,7 @@ from quark.errors import ConfigError
 from quark.files.identity import digest_of_file
 from quark.files.journal import Journal
 from quark.files.plain import plain
-from quark.onnx.graph.surgery import let_go
+from quark.ir.surgery import let_go
 from quark.onnx.graph.weightless import external_proto
 
 #: Options that change how the work is done or told, and not the model that comes out.

@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from quark.errors import QuarkError
 from quark.files.plain import TEXT
+from quark.ir.surgery import constant_array
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
-from quark.onnx.graph.surgery import constant_array
 
 SMALL = {"variance": 1 / 30, "bias": 1 / 50}
 LARGE = {"variance": 30.0}

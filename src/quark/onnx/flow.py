@@ -21,6 +21,8 @@ from quark.config.rules import NodeInfo
 from quark.errors import ModelError
 from quark.files.journal import Journal
 from quark.garbage import rare_collections
+from quark.ir.runtime_faults import loses_zeros
+from quark.ir.surgery import all_nodes
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.mixed import Mixed
 from quark.onnx.algorithms.samples import rereadable
@@ -42,7 +44,6 @@ from quark.onnx.follow import follow, tell_others
 from quark.onnx.forecast import written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import all_nodes
 from quark.onnx.integer_lstms import keep_exact
 from quark.onnx.job_files import check_files, named_files
 from quark.onnx.npu.adapt import adapt_and_tell
@@ -50,7 +51,6 @@ from quark.onnx.npu.substitution import remembering
 from quark.onnx.pipeline import Prepared, finish, prepare, state
 from quark.onnx.preprocessing import Preprocessing, doubts_of
 from quark.onnx.qdq.modes import MODES
-from quark.onnx.qdq.runtime_faults import loses_zeros
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.qdq.slower import all_in_float
 from quark.onnx.ranges import calibrated, samples_of

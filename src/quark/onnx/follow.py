@@ -22,12 +22,12 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import NodePlan, Plan, TensorPlan, refuse
 from quark.errors import ConfigError, QuarkError, unknown
+from quark.ir.surgery import is_constant, name_of
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Group
 from quark.numerics.rounding import ROUNDINGS
 from quark.observers.registry import BUILT_IN, SEARCHES
 from quark.onnx.bodies import around
-from quark.onnx.graph.surgery import is_constant, name_of
 from quark.onnx.qdq.biases import refit
 from quark.onnx.qdq.floats import note_floats
 from quark.onnx.qdq.node_kinds import opsets_of_row, roundings

@@ -22,6 +22,7 @@ from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
 from quark.errors import QuarkError
+from quark.ir.surgery import name_of, tensor_bytes
 from quark.onnx.bodies import all_known, wants_bodies
 from quark.onnx.choices import foreseen
 from quark.onnx.data import RandomDataReader
@@ -31,7 +32,6 @@ from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import name_of, tensor_bytes
 from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed

@@ -15,11 +15,11 @@ import onnx_ir as ir
 
 from quark.dataclass import dataclass
 from quark.files.arrays import read_arrays, write_arrays
+from quark.ir.surgery import apart
 from quark.measure.outputs import Outputs
 from quark.onnx.energy import macs_of
 from quark.onnx.graph.run import FLOATS, Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import apart
 from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns, opened
 
 CUTS = 8

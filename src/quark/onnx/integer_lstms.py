@@ -18,12 +18,12 @@ import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.plan import Plan
+from quark.ir.surgery import is_constant
 from quark.onnx.algorithms.samples import spread
 from quark.onnx.data import Feed
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Runner, unfit
 from quark.onnx.graph.session import RUNTIME_ERRORS, Runtime, open_session
-from quark.onnx.graph.surgery import is_constant
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.initializers import ParameterInitializers
 from quark.onnx.qdq.recurrent import DYNAMIC, REASON, dynamic_nodes, write_dynamic

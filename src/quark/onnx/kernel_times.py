@@ -23,12 +23,12 @@ import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.errors import OutputError
+from quark.ir.surgery import name_of
 from quark.numerics.metrics import median
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import Runtime, open_session
-from quark.onnx.graph.surgery import name_of
 
 if TYPE_CHECKING:
     from quark.onnx.layer_runs import FloatModelFiles

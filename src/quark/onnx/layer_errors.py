@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from quark.config.plan import NodePlan, Plan
 from quark.dataclass import dataclass
+from quark.ir.surgery import apart, name_of
 from quark.onnx.graph.run import FLOATS, Runner
-from quark.onnx.graph.surgery import apart, name_of
 from quark.onnx.injected import crossing_of, cut, fed, runtime_of
 from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns, opened, take_over
 from quark.onnx.layer_units import Unit

@@ -31,6 +31,7 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
 from quark.files.arrays import read_arrays, write_arrays
 from quark.files.journal import Journal
+from quark.ir.surgery import apart, constant_array, name_of, set_constant
 from quark.measure.outputs import Outputs
 from quark.onnx import fingerprint
 from quark.onnx.algorithms.context import JobContext
@@ -43,7 +44,6 @@ from quark.onnx.data_layout import in_layout
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import apart, constant_array, name_of, set_constant
 from quark.onnx.layer_units import Tensors, Unit, is_float, sizes_of, units_of
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.npu.simulate import simulate

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
+from quark.ir.surgery import name_of
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import name_of
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
 from quark.search.values import FLOAT
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from quark.config.job import Job, with_scale_rule
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
+from quark.ir.surgery import all_nodes
 from quark.numerics.granularity import Tensor
 from quark.onnx.graph.admission import admit
 from quark.onnx.graph.budget import check_sizes
@@ -24,7 +25,6 @@ from quark.onnx.graph.pieces import WHOLE
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import unknown_operator
 from quark.onnx.graph.shapes import infer_shapes, leave_unsaid, names_stated, prove_shapes
-from quark.onnx.graph.surgery import all_nodes
 from quark.onnx.passes import constants, quant_to_float
 from quark.onnx.passes.nchw_to_nhwc import images, moved
 from quark.onnx.passes.registry import apply, get_pass

@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from quark.dataclass import dataclass
 from quark.errors import DataError, check_name, check_names
-from quark.onnx.graph.surgery import constant_array
+from quark.ir.surgery import constant_array
 
 RESIZES = ("stretch", "letterbox", "crop")
 SCALES = (255.0, 1.0)

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from quark.config.plan import Plan, Role, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, ModelError
+from quark.ir.surgery import attribute, constant_array, input_at, int_attribute, is_constant
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import FORMATS, Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
@@ -36,7 +37,6 @@ from quark.onnx.graph.quantized import (
     dequantizer,
     parameters,
 )
-from quark.onnx.graph.surgery import attribute, constant_array, input_at, int_attribute, is_constant
 from quark.onnx.qdq.biases import layer_of
 from quark.operators.block_operators import operator_of
 

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from quark.config.plan import Plan, Role, TensorPlan
 from quark.errors import as_a, known
+from quark.ir.surgery import constant_array, int_attribute
 from quark.onnx.graph.quantized import (
     DEQUANTIZE,
     LIMITS,
@@ -29,7 +30,6 @@ from quark.onnx.graph.quantized import (
     stages,
     stored,
 )
-from quark.onnx.graph.surgery import constant_array, int_attribute
 from quark.onnx.passes import bias_scale
 from quark.onnx.quantized_plan import REASON, granularity_of, spec_of
 

@@ -24,12 +24,12 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, nearest, unknown
 from quark.files.outputs import check_outputs
 from quark.files.untrusted import parse_yaml, read_settings
+from quark.ir.runtime_faults import work_around_faults
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.passes.registry import apply, get_pass
 from quark.onnx.passes.row import Pass
-from quark.onnx.qdq.runtime_faults import work_around_faults
 
 Config: TypeAlias = "str | Path | Mapping[str, Any]"
 Steps: TypeAlias = "tuple[tuple[Pass, dict[str, Any]], ...]"

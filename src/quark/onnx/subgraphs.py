@@ -30,6 +30,7 @@ from quark.config.rules import NodeInfo
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
+from quark.ir.surgery import all_values, int_attribute, ints_attribute, is_constant, label, read_nothing
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.stages import transform, tune
 from quark.onnx.bodies import alone, graphs, in_place, is_wanted, place_of, sequence_of
@@ -41,7 +42,6 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import all_values, int_attribute, ints_attribute, is_constant, label, read_nothing
 from quark.onnx.integer_lstms import keep_exact
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.passes import constants

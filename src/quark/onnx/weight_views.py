@@ -11,11 +11,11 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
+from quark.ir.surgery import constant_array
 from quark.measure.distance import Distance
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Group
 from quark.onnx.diagnosis import weight_slots
-from quark.onnx.graph.surgery import constant_array
 from quark.onnx.qdq.channel_axes import weight_axes
 from quark.onnx.qdq.op_rules import OpRule
 from quark.onnx.quantized_plan import stored_row

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, nearest, unknown
-from quark.search.energy import check_table, is_table, read_table
 from quark.search.function import load_function
 from quark.search.values import BUDGETS
 
@@ -147,6 +146,8 @@ class Asked:
         Raises:
             ConfigError: neither or both, or an unknown metric or budget.
         """
+        from quark.search.energy import check_table, is_table, read_table  # a quantization has no budget
+
         if is_table(budget):
             check_table(read_table(budget), candidates, self.types)
         elif budget not in BUDGETS:

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from quark.algorithms.bias_correction import channel_means, corrected, growth, room, shrunk
 from quark.config.plan import Plan, TensorPlan
+from quark.ir.surgery import constant_array, input_at, input_name, is_constant, name_of, set_constant
 from quark.numerics.formats import Block
 from quark.onnx.algorithms.channels import layer_of
 from quark.onnx.algorithms.context import JobContext
@@ -28,7 +29,6 @@ from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.walk import GraphWalk, inputs_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import constant_array, input_at, input_name, is_constant, name_of, set_constant
 from quark.onnx.qdq.parameters import set_biases
 from quark.onnx.quantization.config.algorithm import BiasCorrectionConfig
 

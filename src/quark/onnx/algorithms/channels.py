@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     add_initializer,
     constant_array,
     float_attribute,

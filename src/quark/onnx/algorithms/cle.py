@@ -16,9 +16,9 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.cle import magnitudes, pair_scales, triple_scales
+from quark.ir.surgery import constant_array, input_at, int_attribute, sole_consumer
 from quark.onnx.algorithms.channels import LAYERS, ChannelLayer, layer_of
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, sole_consumer
 from quark.onnx.passes import clip6_to_relu
 from quark.onnx.qdq.slots import pads_with_zero
 from quark.onnx.quantization.config.algorithm import CLEConfig

@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
+from quark.ir.surgery import Names, add_initializer, constant_array, input_at, int_attribute, sole_consumer
 from quark.onnx.algorithms.channels import write_operand
 from quark.onnx.algorithms.linear import Linear, linear_of
-from quark.onnx.graph.surgery import Names, add_initializer, constant_array, input_at, int_attribute, sole_consumer
 
 #: (domain, operator) -> the inputs that hold a value per channel of the first output.
 NORMS = {

@@ -22,6 +22,7 @@ import onnx_ir as ir
 from quark.algorithms.equalization import Term, equalizing_scales, floored, share, weight_term
 from quark.config.job import Job
 from quark.dataclass import dataclass
+from quark.ir.surgery import Names, add_initializer, int_attribute, sole_consumer
 from quark.numerics.granularity import Channel
 from quark.onnx.algorithms.channels import ChannelLayer, layer_of
 from quark.onnx.algorithms.cle import is_homogeneous
@@ -30,7 +31,6 @@ from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import Names, add_initializer, int_attribute, sole_consumer
 from quark.onnx.qdq.slots import KNOWN_RANGE
 from quark.onnx.quantization.config.algorithm import ChannelEqualizationConfig
 

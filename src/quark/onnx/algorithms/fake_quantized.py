@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
+from quark.ir.surgery import set_constant
 from quark.numerics.array import Array, Same
-from quark.onnx.graph.surgery import set_constant
 from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.parameters import constant
 from quark.onnx.qdq.store import codes_of

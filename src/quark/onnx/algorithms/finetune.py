@@ -33,6 +33,7 @@ from quark.algorithms.reconstruction import (
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, known
+from quark.ir.surgery import constant_array, input_name, set_constant
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel
 from quark.onnx.algorithms.context import JobContext
@@ -47,7 +48,6 @@ from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import constant_array, input_name, set_constant
 from quark.onnx.quantization.config.finetune import AdaRoundConfig, AutoRoundConfig, FineTuneConfig
 
 _log = logging.getLogger(__name__)

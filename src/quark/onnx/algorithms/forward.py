@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.reconstruction import Forward, Tensor
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     clip_bounds,
     constant_array,
     float_attribute,

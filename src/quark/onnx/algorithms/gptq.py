@@ -22,6 +22,7 @@ from quark.algorithms.gptq import loss
 from quark.algorithms.rounders import rounder_of
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import ConfigError
+from quark.ir.surgery import input_name, set_constant
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.fake_quantized import fake_quantized
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
@@ -32,7 +33,6 @@ from quark.onnx.algorithms.walk import GraphWalk
 from quark.onnx.bodies import graphs
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import input_name, set_constant
 from quark.onnx.quantization.config.algorithm import AlgoConfig
 
 

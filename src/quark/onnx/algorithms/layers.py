@@ -11,8 +11,8 @@ from quark.config.plan import Plan, TensorPlan
 from quark.config.rules import NodeInfo, Rule, Rules
 from quark.config.tensor import LayerSpec
 from quark.dataclass import dataclass
+from quark.ir.surgery import constant_array, input_at, input_name, is_constant, label, name_of, sole_consumer
 from quark.onnx.algorithms.forward import ACTIVATIONS
-from quark.onnx.graph.surgery import constant_array, input_at, input_name, is_constant, label, name_of, sole_consumer
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
+from quark.ir.surgery import constant_array, float_attribute, input_at, int_attribute, name_of
 from quark.onnx.algorithms.channels import write_operand
-from quark.onnx.graph.surgery import constant_array, float_attribute, input_at, int_attribute, name_of
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
+from quark.ir.surgery import input_name
 from quark.numerics.granularity import Granularity, Group
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.linear import Linear
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import input_name
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.nbits_algorithms import nearest, values_of
 from quark.onnx.qdq.parameters import from_range, weight_range

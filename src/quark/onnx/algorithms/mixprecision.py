@@ -29,13 +29,13 @@ from quark.config.tensor import LayerSpec
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
+from quark.ir.surgery import name_of
 from quark.measure.outputs import Outputs
 from quark.onnx import fingerprint, layer_runs
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.mixed import LayerTargets, Mixed, TargetScore
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.data import Samples
-from quark.onnx.graph.surgery import name_of
 from quark.onnx.layer_runs import MODEL, FloatModelFiles
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.modes import MODES

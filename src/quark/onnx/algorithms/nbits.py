@@ -27,6 +27,7 @@ from quark.algorithms.rounders import ROUNDERS, rounder_of
 from quark.config.nbits import NBits, parse_nbits
 from quark.config.plan import Plan
 from quark.errors import ConfigError
+from quark.ir.surgery import input_name
 from quark.numerics.elements import Element
 from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import JobContext
@@ -36,7 +37,6 @@ from quark.onnx.algorithms.linear import Linear, linear_of
 from quark.onnx.algorithms.moments import Moments, Pair, in_halves
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import input_name
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, nearest
 from quark.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS, AlgoConfig, GPTQConfig
 

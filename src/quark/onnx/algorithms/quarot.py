@@ -20,13 +20,13 @@ import onnx_ir as ir
 
 from quark.algorithms.hadamard import Rotation, block_size, rotation
 from quark.errors import ConfigError, unknown
+from quark.ir.surgery import Names, constant_array, input_at, name_of
 from quark.onnx.algorithms.channels import write_operand
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.linear import Linear, by_input, linear_of
 from quark.onnx.algorithms.local import RoundingJudge, judge_of, look
 from quark.onnx.algorithms.turning import Turning
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, constant_array, input_at, name_of
 from quark.onnx.qdq.slots import STAYS_FLOAT
 from quark.onnx.quantization.config.algorithm import QuarotConfig
 from quark.reading import read_json

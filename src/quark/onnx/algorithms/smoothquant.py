@@ -15,12 +15,12 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.smoothquant import smoothing_scales
+from quark.ir.surgery import Names
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.divide import divider, put_in_front
 from quark.onnx.algorithms.linear import Linear, by_input
 from quark.onnx.algorithms.local import RoundingJudge, judge_of, look
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names
 from quark.onnx.qdq.slots import STAYS_FLOAT
 from quark.onnx.quantization.config.algorithm import SmoothQuantConfig
 

@@ -21,13 +21,13 @@ import onnx_ir as ir
 
 from quark.algorithms.svdquant import ALPHAS, LowRankSplit, best_split, is_excluded
 from quark.errors import ConfigError
+from quark.ir.surgery import Names, add_initializer
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.divide import divider, put_in_front
 from quark.onnx.algorithms.linear import Linear, by_input
 from quark.onnx.algorithms.local import RoundingJudge, judge_of, look
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import put_behind
-from quark.onnx.graph.surgery import Names, add_initializer
 from quark.onnx.qdq.slots import STAYS_FLOAT
 from quark.onnx.quantization.config.algorithm import SVDQuantConfig
 

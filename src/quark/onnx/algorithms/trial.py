@@ -12,10 +12,10 @@ from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.dataclass import dataclass
+from quark.ir.surgery import apart
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.calibration import find_ranges, observe
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import apart
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed

@@ -26,6 +26,7 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
+from quark.ir.surgery import constant_array, name_of, set_constant
 from quark.measure.gain import gain
 from quark.measure.outputs import Loss, Values
 from quark.onnx.algorithms.context import JobContext
@@ -34,7 +35,6 @@ from quark.onnx.algorithms.losses import answers, distance
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, trim_heap
-from quark.onnx.graph.surgery import constant_array, name_of, set_constant
 
 #: Samples that decide, and how often the layers are halved.
 JUDGED, HALVINGS = 64, 4

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.hadamard import Rotation, kernel
-from quark.onnx.graph.surgery import Names, add_initializer
+from quark.ir.surgery import Names, add_initializer
 
 #: Channels up to which one MatMul turns a tensor: one megabyte of matrix.
 DENSE = 512

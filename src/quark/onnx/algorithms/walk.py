@@ -19,9 +19,9 @@ import onnx_ir as ir
 import onnxruntime
 
 from quark.errors import DataError, ModelError
+from quark.ir.surgery import bodies, name_of
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import RUNTIME_ERRORS, Runtime, open_session
-from quark.onnx.graph.surgery import bodies, name_of
 
 Feed = Mapping[str, np.ndarray]
 #: Puts an array elsewhere (a file, say) and returns what is to be kept in its place.

@@ -23,8 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.graph.rewriting import put_behind
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     constant_array,
@@ -32,6 +31,7 @@ from quark.onnx.graph.surgery import (
     int_attribute,
     set_input,
 )
+from quark.onnx.graph.rewriting import put_behind
 
 
 class Refused(Exception):

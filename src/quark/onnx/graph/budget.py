@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
-from quark.onnx.graph.surgery import constant_array, input_at, is_constant, label
+from quark.ir.surgery import constant_array, input_at, is_constant, label
 
 NODES = 200_000
 """Nodes of a model with all subgraphs and with all functions written out; a decoder of 80 layers has some 20,000."""

@@ -13,8 +13,8 @@ from onnx_ir.passes import PreconditionError
 from onnx_ir.passes.common import InlinePass
 
 from quark.errors import ModelError
+from quark.ir.surgery import name_nodes
 from quark.onnx.graph.run import RUNTIME_DOMAINS
-from quark.onnx.graph.surgery import name_nodes
 from quark.operators.registry import DOMAIN, OWN_DOMAIN
 
 _KEPT = frozenset([DOMAIN, OWN_DOMAIN, *RUNTIME_DOMAINS])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from quark.errors import ModelError
-from quark.onnx.graph.surgery import all_nodes, label
+from quark.ir.surgery import all_nodes, label
 
 
 def bfloat16_node(model: ir.Model) -> ir.Node | None:

@@ -21,10 +21,10 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
+from quark.ir.surgery import Names, all_nodes, input_at, label, name_nodes, opset
 from quark.onnx.graph.adapters import ADAPTERS, TYPED, AdapterTarget, Refused
 from quark.onnx.graph.admission import registered
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import Names, all_nodes, input_at, label, name_nodes, opset
 from quark.onnx.graph.weightless import through_proto
 
 OLDEST = 6

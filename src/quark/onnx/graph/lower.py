@@ -12,10 +12,10 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
+from quark.ir.surgery import label, opset
 from quark.onnx.graph.adapters import ADAPTERS
 from quark.onnx.graph.lift import misfit, schema_of
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import label, opset
 
 #: Operators that compute something else in an older opset with the same inputs and attributes. (The other changes of
 #: ``ADAPTERS`` are changes of form, which the schemas show.)

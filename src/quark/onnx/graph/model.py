@@ -21,10 +21,10 @@ from google.protobuf.message import DecodeError, EncodeError
 from quark.errors import ModelError, ModelNotFoundError, OutputError
 from quark.files.ours import MARK, NAME
 from quark.files.outputs import Input, Output, draft_of
+from quark.ir.surgery import all_nodes, in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
 from quark.onnx.graph import wire
 from quark.onnx.graph.admission import REPAIRS, check_proto, refusal
 from quark.onnx.graph.other_formats import other_format
-from quark.onnx.graph.surgery import all_nodes, in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
 from quark.onnx.graph.weightless import swapped
 from quark.reading import reason_of, regular_file
 
@@ -64,7 +64,7 @@ _NEEDED_IR = {
 def load(model: ModelInput) -> ir.Model:
     """A model of our own to edit: whatever is done to it, the caller's model and file stay as they are.
 
-    Its nodes are in topological order, and each has a name of its own (:func:`~quark.onnx.graph.surgery.name_nodes`).
+    Its nodes are in topological order, and each has a name of its own (:func:`~quark.ir.surgery.name_nodes`).
 
     Args:
         model: Path of an ``.onnx`` file (weights inside it or in external data beside it), a protobuf, or a model that

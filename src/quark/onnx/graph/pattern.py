@@ -19,7 +19,7 @@ from itertools import permutations
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import constant_array
+from quark.ir.surgery import constant_array
 
 Bound = Mapping[str, ir.Value]
 Pattern = Callable[[ir.Value, Bound], Iterator[Bound]]

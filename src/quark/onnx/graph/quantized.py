@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     all_nodes,

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx_ir as ir
 
+from quark.ir.surgery import STANDS_FOR, Names, add_initializer, label, substitute
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import STANDS_FOR, Names, add_initializer, label, substitute
 
 Found = TypeVar("Found")
 

@@ -29,12 +29,12 @@ import onnxruntime
 
 from quark.dataclass import dataclass
 from quark.errors import DataError, ModelError, check_names, nearest
+from quark.ir.surgery import Names, all_nodes, label, opset, remove_unused, tensors_by_name
 from quark.onnx.graph import budget
 from quark.onnx.graph.admission import registered
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.pieces import Pieces, open_in_pieces
 from quark.onnx.graph.session import LEFT_OUT, ON_CPU, RUNTIME_ERRORS, Light, Runtime, quiet_options
-from quark.onnx.graph.surgery import Names, all_nodes, label, opset, remove_unused, tensors_by_name
 from quark.report.process import present, shared
 
 Feed = Mapping[str, np.ndarray]

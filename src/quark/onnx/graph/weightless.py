@@ -20,7 +20,7 @@ from typing import TypeGuard
 import onnx
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import shape_of
+from quark.ir.surgery import shape_of
 
 LARGE = 1024
 """Bytes above which an initializer is left out. Shapes, axes and scalars stay visible: inference needs them."""

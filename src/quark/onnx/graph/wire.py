@@ -25,8 +25,8 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
+from quark.ir.surgery import shape_of
 from quark.onnx.graph.budget import NODES
-from quark.onnx.graph.surgery import shape_of
 
 #: Numbers of fields in onnx.proto: of ModelProto, of GraphProto, of TensorProto.
 GRAPH, INITIALIZER, RAW = 7, 5, 9

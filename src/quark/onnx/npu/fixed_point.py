@@ -21,8 +21,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.rewriting import put_behind
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     axes_of,
@@ -33,6 +32,7 @@ from quark.onnx.graph.surgery import (
     ints_attribute,
     set_input,
 )
+from quark.onnx.graph.rewriting import put_behind
 
 STEPS = 256
 """Of the slope of LeakyRelu."""

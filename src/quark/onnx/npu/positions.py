@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
+from quark.ir.surgery import input_at, name_of, sole_consumer
 from quark.numerics import scales
-from quark.onnx.graph.surgery import input_at, name_of, sole_consumer
 
 LOWEST, HIGHEST = -127, 127
 #: Bits of the widest codes that the device's rules are about.

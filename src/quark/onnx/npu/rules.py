@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.graph.surgery import input_at, sole_consumer
+from quark.ir.surgery import input_at, sole_consumer
 from quark.onnx.npu.fixed_point import is_sixth
 from quark.onnx.npu.positions import Positions
 

@@ -14,9 +14,9 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.dataclass import dataclass
+from quark.ir.surgery import Names, name_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import Names, name_of
 from quark.onnx.npu import fixed_point, softmax
 
 Wanted = Callable[[ir.Node], bool]

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.graph.surgery import Names, add_initializer, int_attribute, substitute
+from quark.ir.surgery import Names, add_initializer, int_attribute, substitute
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453

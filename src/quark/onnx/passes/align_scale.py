@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import TensorPlan
+from quark.ir.surgery import label, nodes_of
 from quark.onnx.graph.quantized import (
     LIMITS,
     QUANTIZE,
@@ -23,7 +24,6 @@ from quark.onnx.graph.quantized import (
     stage_of,
 )
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import label, nodes_of
 from quark.onnx.quantized_rows import QuantizedRows, alike
 
 MOVING = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Transpose", "Reshape")

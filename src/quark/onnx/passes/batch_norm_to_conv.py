@@ -14,9 +14,7 @@ from typing import Annotated
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     constant_array,
@@ -25,6 +23,8 @@ from quark.onnx.graph.surgery import (
     not_single,
     substitute,
 )
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.passes.fold_batch_norm import affine, in_training, noise_of_channels
 
 #: Noise over energy, on average over the channels, from which it stays: what it would stay as is exact.

@@ -10,9 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.quantized import DEQUANTIZE, QUANTIZE, Rewriter, all_nodes_in_graphs, code_type, parameters
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     bypass,
     input_at,
     int_attribute,
@@ -21,6 +19,8 @@ from quark.onnx.graph.surgery import (
     remove_unused_functions,
     substitute,
 )
+from quark.onnx.graph.quantized import DEQUANTIZE, QUANTIZE, Rewriter, all_nodes_in_graphs, code_type, parameters
+from quark.onnx.graph.report import PassReport
 
 LARGEST = 255 * 2.0**120
 BFLOAT16, FLOAT = ir.DataType.BFLOAT16, ir.DataType.FLOAT

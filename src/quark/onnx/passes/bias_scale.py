@@ -15,9 +15,9 @@ from typing import Annotated
 import numpy as np
 import onnx_ir as ir
 
+from quark.ir.surgery import constant_array, input_at, label, nodes_of
 from quark.onnx.graph.quantized import Rewriter, code_type, dequantizer, parameters
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import constant_array, input_at, label, nodes_of
 
 BIASED = ("Conv", "ConvTranspose", "Gemm")
 Widen = Annotated[bool, "Biases of 8 and 16 bits become int32 as well."]

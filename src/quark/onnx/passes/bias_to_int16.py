@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from quark.ir.surgery import constant_array, input_at, nodes_of
 from quark.onnx.graph.quantized import code_type, dequantizer
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import constant_array, input_at, nodes_of
 from quark.onnx.passes import opset_version
 from quark.onnx.passes.bias_scale import BIASED
 from quark.onnx.quantized_rows import QuantizedRows

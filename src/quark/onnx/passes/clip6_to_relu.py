@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from quark.ir.surgery import clip_bounds, nodes_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import clip_bounds, nodes_of
 from quark.onnx.passes.clip_to_relu import to_relu
 
 

@@ -19,14 +19,14 @@ from typing import Annotated
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     clip_bounds,
     constant_array,
     drop_if_unused,
     nodes_of,
 )
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 
 _log = logging.getLogger(__name__)
 LIMITS = {"INT4": 7, "UINT4": 15, "INT8": 127, "UINT8": 255, "INT16": 32767, "UINT16": 65535}

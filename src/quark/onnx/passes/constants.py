@@ -16,9 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     add_initializer,
     bypass,
     constant_array,
@@ -28,6 +26,8 @@ from quark.onnx.graph.surgery import (
     remove_unused,
     tensor_alias,
 )
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.passes import fold_constants, loop_constants
 
 #: Exporters write the end of a Slice that takes everything as the largest int32 or int64.

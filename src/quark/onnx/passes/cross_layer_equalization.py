@@ -11,10 +11,10 @@ from typing import Annotated
 import onnx_ir as ir
 
 from quark.errors import check_names
+from quark.ir.surgery import name_of
 from quark.onnx.algorithms import cle
 from quark.onnx.algorithms.channels import LAYERS
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import name_of
 from quark.onnx.quantization.config.algorithm import CLEConfig
 
 Types = Annotated[Sequence[str], "Operators that may be equalized."]

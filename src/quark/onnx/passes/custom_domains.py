@@ -12,9 +12,9 @@ from typing import Annotated
 
 import onnx_ir as ir
 
+from quark.ir.surgery import remove_unused_functions
 from quark.onnx.graph.quantized import all_nodes_in_graphs, code_type
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import remove_unused_functions
 
 AMD, VAI, MICROSOFT = "com.amd.quark", "com.vai.quantize", "com.microsoft"
 VITIS_NAMES = {

@@ -18,10 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.shapes import static_shape
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     attribute,
@@ -33,6 +30,9 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
     substitute,
 )
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.shapes import static_shape
 
 
 def run(model: ir.Model) -> PassReport:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     bypass,

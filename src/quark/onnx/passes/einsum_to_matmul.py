@@ -21,9 +21,9 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
+from quark.ir.surgery import Names, constant_array
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import NodeWriter, rewrite_each
-from quark.onnx.graph.surgery import Names, constant_array
 from quark.onnx.qdq.slots import is_float
 
 Groups = list[str]

@@ -24,9 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import NodeWriter, rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     attribute,
     constant_array,
@@ -36,6 +34,8 @@ from quark.onnx.graph.surgery import (
     int_attribute,
     ints_attribute,
 )
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import NodeWriter, rewrite_each
 
 MICROSOFT = "com.microsoft"
 _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")

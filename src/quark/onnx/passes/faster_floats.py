@@ -32,9 +32,8 @@ from typing import cast
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import NodeWriter, insert_behind, rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.runtime_faults import lowest_code
+from quark.ir.surgery import (
     Names,
     constant_array,
     float_attribute,
@@ -43,7 +42,8 @@ from quark.onnx.graph.surgery import (
     nodes_of,
     sole_consumer,
 )
-from quark.onnx.qdq.runtime_faults import lowest_code
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import NodeWriter, insert_behind, rewrite_each
 from quark.onnx.qdq.slower import float_is_faster
 
 #: From so many elements on the kernels that are saved count more than the calls that are added.

@@ -25,10 +25,8 @@ from typing import Any, cast
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.shapes import static_shape
-from quark.onnx.graph.surgery import (
+from quark.ir.runtime_faults import is_not_negative
+from quark.ir.surgery import (
     Names,
     add_initializer,
     attribute,
@@ -41,7 +39,9 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
     substitute,
 )
-from quark.onnx.qdq.runtime_faults import is_not_negative
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.shapes import static_shape
 
 #: The opset from which a Softmax sums over one axis, and not over all behind it.
 OF_ONE_AXIS = 13

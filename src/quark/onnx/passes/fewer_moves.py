@@ -19,9 +19,7 @@ from typing import cast
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.shapes import static_shape
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     attribute,
@@ -34,6 +32,8 @@ from quark.onnx.graph.surgery import (
     prune,
     substitute,
 )
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.shapes import static_shape
 
 SPLIT_BY_INPUT = 13
 """The opset from which the sizes of a Split are an input."""

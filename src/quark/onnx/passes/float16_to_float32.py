@@ -18,10 +18,10 @@ from typing import Annotated
 import numpy as np
 import onnx_ir as ir
 
+from quark.ir.surgery import Names, all_nodes, set_constant
 from quark.onnx.graph.element_types import cast, convert_attributes, retype
 from quark.onnx.graph.halves import bfloat16_node
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, all_nodes, set_constant
 from quark.onnx.passes.float32_regions import TYPE_ATTRIBUTES, Part, convert_parts
 
 _FLOAT = ir.DataType.FLOAT

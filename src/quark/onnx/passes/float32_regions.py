@@ -17,10 +17,7 @@ import onnx_ir as ir
 from quark.config.rules import Rule, Rules, Subgraph
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError
-from quark.onnx.graph.element_types import cast, convert_attributes
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import insert_behind
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     bodies,
@@ -30,6 +27,9 @@ from quark.onnx.graph.surgery import (
     name_nodes,
     name_of,
 )
+from quark.onnx.graph.element_types import cast, convert_attributes
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.qdq.selection import known_nodes
 
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT

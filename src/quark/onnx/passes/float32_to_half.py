@@ -16,10 +16,10 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import check_name
+from quark.ir.surgery import Names, add_initializer, all_nodes, is_constant, label, name_of, opset, set_constant
 from quark.onnx.graph.element_types import cast, convert_attributes, retype
 from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, add_initializer, all_nodes, is_constant, label, name_of, opset, set_constant
 
 FLOAT = ir.DataType.FLOAT
 LARGEST = {ir.DataType.FLOAT16: 65504.0, ir.DataType.BFLOAT16: 255 * 2.0**120}

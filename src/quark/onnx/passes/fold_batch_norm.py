@@ -24,9 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     constant_array,
@@ -41,6 +39,8 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
     take_over,
 )
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.qdq.units import changes_units
 
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     constant_array,
     drop_if_unused,
@@ -25,6 +23,8 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
     take_over,
 )
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.passes.fold_batch_norm import in_training, parameters_of, scale_outputs, target_reason
 
 

@@ -18,11 +18,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from quark.onnx.graph.model import suitable_ir_version
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.session import RUNTIME_ERRORS, quiet_options
-from quark.onnx.graph.shapes import infer_shapes, static_shape
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     attribute,
@@ -32,6 +28,10 @@ from quark.onnx.graph.surgery import (
     is_constant,
     label,
 )
+from quark.onnx.graph.model import suitable_ir_version
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.session import RUNTIME_ERRORS, quiet_options
+from quark.onnx.graph.shapes import infer_shapes, static_shape
 
 SMALL = 64 * 1024
 """Bytes that a result may have even when it is larger than what it is made from."""

@@ -17,10 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.graph.pattern import scalar
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     constant_array,
@@ -31,6 +28,9 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
     take_over,
 )
+from quark.onnx.graph.pattern import scalar
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 
 MOVES = frozenset(["Reshape", "Transpose", "Squeeze", "Unsqueeze"])
 

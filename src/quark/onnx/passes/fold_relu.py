@@ -23,9 +23,7 @@ from typing import Annotated
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import NodeWriter, rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     clip_bounds,
     constant_array,
@@ -36,6 +34,8 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
     take_over,
 )
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import NodeWriter, rewrite_each
 from quark.onnx.passes.clip_to_relu import reach_of
 
 Below = Annotated[bool, "Only each Clip with a lower bound below 0, and integers before what has to stay."]

@@ -14,9 +14,9 @@ from typing import Annotated
 
 import onnx_ir as ir
 
+from quark.ir.surgery import nodes_of, opset, substitute
 from quark.onnx.graph.pattern import Pattern, any_, either, match, number, op
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import nodes_of, opset, substitute
 from quark.onnx.passes import opset_version
 
 OPSET = 20

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from quark.ir.surgery import axes_of, int_attribute, nodes_of, substitute
 from quark.onnx.graph.pattern import Bound, Pattern, any_, constant, either, match, number, op, scalar
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import axes_of, int_attribute, nodes_of, substitute
 
 LARGEST_EPSILON = 1e-5
 

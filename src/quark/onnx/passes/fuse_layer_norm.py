@@ -18,10 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.onnx.graph.pattern import Bound, Pattern, any_, constant, either, match, number, op, scalar
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     axes_of,
@@ -33,6 +30,9 @@ from quark.onnx.graph.surgery import (
     substitute,
     with_operand,
 )
+from quark.onnx.graph.pattern import Bound, Pattern, any_, constant, either, match, number, op, scalar
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.passes import opset_version
 
 OPSET = 17

@@ -16,10 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.pattern import any_, match, op
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     STANDS_FOR,
     Names,
     add_initializer,
@@ -31,6 +28,9 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
     substitute,
 )
+from quark.onnx.graph.pattern import any_, match, op
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 
 _CELL = op(
     "Add",

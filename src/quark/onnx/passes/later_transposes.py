@@ -18,8 +18,7 @@ from typing import cast
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     axes_of,
@@ -33,6 +32,7 @@ from quark.onnx.graph.surgery import (
     prune,
     substitute,
 )
+from quark.onnx.graph.report import PassReport
 
 _ALIKE = frozenset(
     {"Abs", "Add", "Cast", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "Log"}

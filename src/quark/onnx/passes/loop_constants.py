@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from quark.ir.surgery import bodies, int_attribute, is_constant, operand
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import bodies, int_attribute, is_constant, operand
 
 
 def run(graph: ir.Graph) -> int:

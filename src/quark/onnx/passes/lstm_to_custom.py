@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from quark.ir.surgery import attribute, int_attribute, opset, substitute
 from quark.onnx.graph.quantized import QUANTIZE, all_nodes_in_graphs, dequantizer, parameters
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import attribute, int_attribute, opset, substitute
 from quark.operators.functions import OVERLOADS_FROM_IR
 from quark.operators.registry import DOMAIN, VERSION, function_for
 

@@ -16,8 +16,8 @@ from typing import Annotated
 import onnx_ir as ir
 
 from quark.errors import ModelError, check_name
+from quark.ir.surgery import Names, ints_attribute
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, ints_attribute
 
 _log = logging.getLogger(__name__)
 TO_NCHW, TO_NHWC = [0, 3, 1, 2], [0, 2, 3, 1]

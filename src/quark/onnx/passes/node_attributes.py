@@ -15,8 +15,8 @@ import onnx_ir as ir
 from pydantic import BaseModel, ConfigDict
 
 from quark.errors import ModelError, check_name
+from quark.ir.surgery import opset
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import opset
 
 
 class Update(BaseModel):

@@ -17,9 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     constant_array,
@@ -29,6 +27,8 @@ from quark.onnx.graph.surgery import (
     stand_for,
     substitute,
 )
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.passes.fold_batch_norm import in_training, parameters_of
 
 #: How many times as large the factors of one part are as those of another, from where they do not share a scale well.

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import onnx_ir as ir
 
+from quark.ir.surgery import opset
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.lower import lower
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import adopt
-from quark.onnx.graph.surgery import opset
 
 Target = Annotated[int, "The wanted version of the default operator set."]
 

@@ -18,10 +18,10 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from quark.ir.surgery import input_at, int_attribute, nodes_of, prune, sole_consumer
 from quark.onnx.graph.quantized import QUANTIZE, code_type, dequantizer, parameters
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import input_at, int_attribute, nodes_of, prune, sole_consumer
 from quark.onnx.passes import fold_relu
 from quark.onnx.passes.bias_scale import CLOSE, wanted_scale
 

@@ -12,11 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.functions import inline_those_with
-from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED, remove, stages, stored
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.session import open_session
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     all_nodes,
@@ -27,6 +23,10 @@ from quark.onnx.graph.surgery import (
     remove_unused_functions,
     tensor_alias,
 )
+from quark.onnx.graph.functions import inline_those_with
+from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED, remove, stages, stored
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.session import open_session
 from quark.onnx.passes import dynamic_to_float, remove_qdq
 from quark.onnx.passes.constants import lift_constant_nodes
 

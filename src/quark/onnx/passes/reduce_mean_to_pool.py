@@ -14,9 +14,9 @@ from typing import Annotated
 
 import onnx_ir as ir
 
+from quark.ir.surgery import axes_of, int_attribute, nodes_of, not_single, substitute
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import axes_of, int_attribute, nodes_of, not_single, substitute
 
 KeepNorms = Annotated[bool, "The means of RMSNorm and LayerNorm stay what ONNX Runtime finds these by."]
 

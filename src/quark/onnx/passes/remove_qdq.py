@@ -12,10 +12,10 @@ from typing import Annotated
 
 import onnx_ir as ir
 
+from quark.ir.surgery import remove_unused_functions
 from quark.onnx.graph.functions import inline_those_with
 from quark.onnx.graph.quantized import FUSED, QUANTIZE, remove, stages
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import remove_unused_functions
 
 Pairs = Annotated[
     list[tuple[str, str]], "Pairs (operator before, operator after) between which Q and DQ go, as [[Conv, Relu]]."

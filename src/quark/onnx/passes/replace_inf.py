@@ -11,8 +11,8 @@ from typing import Annotated
 import numpy as np
 import onnx_ir as ir
 
+from quark.ir.surgery import constant_array, set_constant
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import constant_array, set_constant
 
 Value = Annotated[float, "What stands for infinity; its negative for minus infinity."]
 

@@ -12,9 +12,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from quark.ir.surgery import label, nodes_of
 from quark.onnx.graph.quantized import code_type
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import label, nodes_of
 from quark.onnx.passes.align_scale import around
 from quark.onnx.quantized_rows import QuantizedRows
 

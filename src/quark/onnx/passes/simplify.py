@@ -22,10 +22,10 @@ import onnx_ir as ir
 import onnxruntime
 
 from quark.errors import ModelError, check_names
+from quark.ir.surgery import input_at, is_constant, name_nodes
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import adopt
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session, quiet_options
-from quark.onnx.graph.surgery import input_at, is_constant, name_nodes
 from quark.onnx.graph.weightless import through_proto
 from quark.onnx.passes import constants, fold_constants
 

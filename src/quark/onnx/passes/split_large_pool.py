@@ -13,10 +13,10 @@ import math
 
 import onnx_ir as ir
 
+from quark.ir.surgery import Names, nodes_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.shapes import static_shape
-from quark.onnx.graph.surgery import Names, nodes_of
 
 LARGEST = 512
 

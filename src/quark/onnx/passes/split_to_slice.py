@@ -16,9 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     constant_array,
@@ -30,6 +28,8 @@ from quark.onnx.graph.surgery import (
     opset,
     stand_for,
 )
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 
 #: From here on the bounds of a Slice are inputs.
 OPSET = 10

@@ -13,8 +13,8 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
+from quark.ir.surgery import Names, add_initializer, is_constant, tensor_alias, tensor_of
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, add_initializer, is_constant, tensor_alias, tensor_of
 
 
 def run(model: ir.Model, op_types: Collection[str] = (), positions: Collection[int] | None = None) -> PassReport:

@@ -17,9 +17,9 @@ from typing import Annotated
 import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
+from quark.ir.surgery import name_nodes
 from quark.onnx.graph.quantized import remove, stages
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import name_nodes
 from quark.onnx.npu.limits import limit
 from quark.onnx.npu.rules import RULES
 from quark.onnx.qdq.op_rules import OP_RULES

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from quark.ir.surgery import constant_array, input_at, sole_consumer
 from quark.onnx.graph.quantized import dequantizer
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import constant_array, input_at, sole_consumer
 from quark.onnx.npu.positions import CORRECTED, FUSED
 from quark.onnx.npu.simulate import SIMULATIONS
 

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
+from quark.ir.surgery import name_of
 from quark.numerics.granularity import Tensor
-from quark.onnx.graph.surgery import name_of
 
 #: operator -> the option that aligns it.
 _SWITCH = {

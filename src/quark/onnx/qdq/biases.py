@@ -23,8 +23,8 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.ir.surgery import is_constant, name_of, own_copy
 from quark.numerics.granularity import Channel, Group, Tensor
-from quark.onnx.graph.surgery import is_constant, name_of, own_copy
 from quark.onnx.qdq import isolated, slower
 from quark.onnx.qdq.channel_axes import has_channels, is_off_channel
 from quark.onnx.qdq.node_kinds import block_size

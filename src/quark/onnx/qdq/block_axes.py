@@ -14,8 +14,8 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.config.tensor import TensorSpec
+from quark.ir.surgery import int_attribute, name_of
 from quark.numerics.granularity import Group
-from quark.onnx.graph.surgery import int_attribute, name_of
 from quark.onnx.qdq.node_kinds import block_size
 
 

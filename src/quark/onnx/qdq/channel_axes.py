@@ -13,8 +13,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from quark.config.tensor import TensorSpec
+from quark.ir.surgery import int_attribute
 from quark.numerics.granularity import Channel
-from quark.onnx.graph.surgery import int_attribute
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES, OpRule
 
 #: Types for which ONNX Runtime makes a MatMul integer; that kernel refuses a scale per column of stacked matrices.

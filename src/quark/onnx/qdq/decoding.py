@@ -18,7 +18,7 @@ from collections.abc import Iterator, Set
 import onnx_ir as ir
 
 from quark.graphs import connected
-from quark.onnx.graph.surgery import is_constant
+from quark.ir.surgery import is_constant
 
 OPTION = "FloatDecoding"
 REASON = f"{OPTION}: it decodes the outputs behind the last layer with weights"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import bodies, constant_array, is_constant
+from quark.ir.surgery import bodies, constant_array, is_constant
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import ACTIVATES, DIVISORS, MAKES_DIVISORS, MOVES_VALUES
 

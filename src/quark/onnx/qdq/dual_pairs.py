@@ -25,7 +25,7 @@ from quark.config.plan import Plan, TensorPlan
 from quark.config.rules import Decision
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.dataclass import dataclass
-from quark.onnx.graph.surgery import name_of
+from quark.ir.surgery import name_of
 from quark.onnx.qdq.block_axes import in_blocks
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES, UNSIGNED_OF
 from quark.onnx.qdq.second_type import hand_over, insert

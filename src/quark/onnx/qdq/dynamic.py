@@ -25,8 +25,7 @@ from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.dataclass import dataclass
-from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     attribute,
     float_attribute,
     input_at,
@@ -36,6 +35,7 @@ from quark.onnx.graph.surgery import (
     operand,
     own_copy,
 )
+from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.angles import NoData
 from quark.onnx.qdq.masks import reads_mask

@@ -17,8 +17,9 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ModelError
+from quark.ir.runtime_faults import work_around_faults
+from quark.ir.surgery import all_values, name_of, remove_unused
 from quark.onnx.graph.rewriting import insert_behind
-from quark.onnx.graph.surgery import all_values, name_of, remove_unused
 from quark.onnx.graph.weightless import through_proto
 from quark.onnx.qdq import second_type
 from quark.onnx.qdq.activation_nodes import ACTIVATION_NODES, AMD, OWN, QuantizedTensor
@@ -26,7 +27,6 @@ from quark.onnx.qdq.channel_axes import is_off_channel
 from quark.onnx.qdq.initializers import ParameterInitializers
 from quark.onnx.qdq.node_kinds import activation_kind, constant_kind
 from quark.onnx.qdq.recurrent import dynamic_nodes, is_alone, write_dynamic
-from quark.onnx.qdq.runtime_faults import work_around_faults
 from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant
 from quark.onnx.qdq.tables import is_lookup, write_lookups
 from quark.operators import add_functions

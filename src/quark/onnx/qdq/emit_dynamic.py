@@ -11,8 +11,7 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.dataclass import dataclass
-from quark.onnx.graph.rewriting import insert_behind
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     all_values,
@@ -26,6 +25,7 @@ from quark.onnx.graph.surgery import (
     take_over,
     tensor_of,
 )
+from quark.onnx.graph.rewriting import insert_behind
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.dynamic import gemm_factors, kept_attributes
 from quark.onnx.qdq.emit import uses_of, write_constant

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import constant_array, int_attribute
+from quark.ir.surgery import constant_array, int_attribute
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 
 REASON = "an expectation is taken of its probabilities: what each bin loses adds up"

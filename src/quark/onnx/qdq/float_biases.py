@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import ConfigError
-from quark.onnx.graph.surgery import name_of
+from quark.ir.surgery import name_of
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.biases import why_no_product
 from quark.onnx.qdq.op_rules import OP_RULES

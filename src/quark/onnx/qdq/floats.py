@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from quark.config.plan import Plan
-from quark.onnx.graph.surgery import label, name_of
+from quark.ir.surgery import label, name_of
 from quark.onnx.qdq import slots
 
 

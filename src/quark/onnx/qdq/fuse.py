@@ -13,7 +13,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
-from quark.onnx.graph.surgery import clip_bounds, name_of
+from quark.ir.surgery import clip_bounds, name_of
 from quark.onnx.qdq.node_kinds import block_size
 from quark.onnx.qdq.op_rules import FUSED_PRODUCERS, OP_RULES
 

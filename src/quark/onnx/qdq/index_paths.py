@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import bodies, constant_array, input_at, is_constant
+from quark.ir.surgery import bodies, constant_array, input_at, is_constant
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 

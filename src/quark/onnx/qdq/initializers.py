@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import TensorPlan
-from quark.onnx.graph.surgery import Names, add_initializer, tensor_alias
+from quark.ir.surgery import Names, add_initializer, tensor_alias
 from quark.onnx.qdq.node_kinds import onnx_type
 
 #: Letters of a tensor's name that what is written for it repeats.

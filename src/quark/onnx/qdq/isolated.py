@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from quark.graphs import connected
-from quark.onnx.graph.surgery import is_constant
+from quark.ir.surgery import is_constant
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_rules import OP_RULES
 

@@ -12,8 +12,8 @@ from collections.abc import Container
 import numpy as np
 import onnx_ir as ir
 
+from quark.ir.surgery import constant_array, input_at, is_constant, tensor_attribute
 from quark.numerics.masks import is_mask
-from quark.onnx.graph.surgery import constant_array, input_at, is_constant, tensor_attribute
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 from quark.onnx.qdq.slots import is_float

@@ -12,7 +12,7 @@ from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.dataclass import dataclass
-from quark.onnx.graph.surgery import name_apart
+from quark.ir.surgery import name_apart
 from quark.onnx.qdq.dynamic import place_dynamic
 from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.emit_dynamic import emit_dynamic

@@ -24,9 +24,7 @@ from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import NodeInfo
 from quark.config.tensor import TensorSpec
 from quark.errors import ModelError, check_name
-from quark.numerics.granularity import Group
-from quark.numerics.packing import pack
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     float_attribute,
@@ -40,6 +38,8 @@ from quark.onnx.graph.surgery import (
     take_over,
     tensor_of,
 )
+from quark.numerics.granularity import Group
+from quark.numerics.packing import pack
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.angles import NoData
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, WeightGroups, on_grid

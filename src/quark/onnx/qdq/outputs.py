@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.plan import Plan
-from quark.onnx.graph.surgery import name_of
+from quark.ir.surgery import name_of
 from quark.onnx.qdq.op_rules import OP_RULES
 
 #: Operators whose integer kernels write integers only, or whose result is moved on as it is.

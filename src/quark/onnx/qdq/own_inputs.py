@@ -16,7 +16,7 @@ import onnx_ir as ir
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
-from quark.onnx.graph.surgery import name_of
+from quark.ir.surgery import name_of
 from quark.onnx.qdq.block_axes import in_blocks
 from quark.onnx.qdq.second_type import hand_over, insert
 

@@ -20,12 +20,12 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, ModelError
+from quark.ir.surgery import constant_array, let_go
 from quark.numerics.affine import LARGEST_BIAS
 from quark.numerics.granularity import Tensor
 from quark.observers.mse_modes import ROW_SEARCHES
 from quark.observers.non_overflow import fitted
 from quark.observers.registry import BUILT_IN, count, rows_of
-from quark.onnx.graph.surgery import constant_array, let_go
 from quark.onnx.qdq.float_biases import check_half, float_biases
 from quark.onnx.qdq.node_kinds import REDUCED_RANGE, block_size
 from quark.onnx.qdq.small_weights import ranges_of_small

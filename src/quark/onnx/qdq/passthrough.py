@@ -11,7 +11,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
-from quark.onnx.graph.surgery import name_of
+from quark.ir.surgery import name_of
 
 
 def pass_through(model: ir.Model, plan: Plan, op_types: list[str]) -> None:

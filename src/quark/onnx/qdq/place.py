@@ -19,10 +19,10 @@ from quark.config.rules import Decision, NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.dataclass import dataclass
 from quark.errors import check_name
+from quark.ir.surgery import bodies, clip_bounds, is_constant, name_of, own_copy
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx.bodies import outside
-from quark.onnx.graph.surgery import bodies, clip_bounds, is_constant, name_of, own_copy
 from quark.onnx.qdq import (
     align,
     biases,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import constant_array, is_constant
+from quark.ir.surgery import constant_array, is_constant
 
 REASON = "a function that saturates is taken of a power: on one scale with the largest one, small numbers are zeros"
 _SATURATE = frozenset(["Tanh", "Sigmoid", "HardSigmoid", "Erf"])

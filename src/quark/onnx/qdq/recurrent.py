@@ -20,9 +20,9 @@ from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.config.rules import Decision
 from quark.config.tensor import TensorSpec
+from quark.ir.surgery import input_at, int_attribute, is_constant, let_go, name_of, operand, tensor_of
 from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import input_at, int_attribute, is_constant, let_go, name_of, operand, tensor_of
 from quark.onnx.qdq import slots, slower
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.dynamic import add_weight, kept_attributes

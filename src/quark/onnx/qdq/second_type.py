@@ -12,8 +12,8 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from quark.config.plan import NodePlan, Plan
+from quark.ir.surgery import bypass, name_of
 from quark.onnx.graph.rewriting import insert_behind
-from quark.onnx.graph.surgery import bypass, name_of
 from quark.onnx.qdq.biases import adders_of
 
 REASON = "it marks a change of type and is not in the written graph"

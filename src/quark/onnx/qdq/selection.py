@@ -11,7 +11,7 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.rules import Decision, NodeInfo
 from quark.errors import ConfigError, nearest, unknown
-from quark.onnx.graph.surgery import STANDS_FOR, bodies, name_of
+from quark.ir.surgery import STANDS_FOR, bodies, name_of
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_type_names import check_types, tell_absent
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import constant_array, input_at, is_constant
+from quark.ir.surgery import constant_array, input_at, is_constant
 from quark.onnx.qdq.index_paths import place_positions
 from quark.onnx.qdq.op_rules import OpRule
 

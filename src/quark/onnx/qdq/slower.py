@@ -25,8 +25,8 @@ import onnx_ir as ir
 
 from quark.config.plan import Plan
 from quark.dataclass import dataclass
+from quark.ir.surgery import constant_array, int_attribute, is_constant, name_of, sole_consumer
 from quark.onnx.graph.shapes import prove_shapes
-from quark.onnx.graph.surgery import constant_array, int_attribute, is_constant, name_of, sole_consumer
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_rules import FUSED_PRODUCERS
 from quark.search.min_cut import FOREVER, labels

@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
+from quark.ir.surgery import constant_array
 from quark.numerics.granularity import Tensor
 from quark.observers.mse import search_rows
-from quark.onnx.graph.surgery import constant_array
 from quark.onnx.qdq.node_kinds import block_size
 
 SMALL = 1 << 12

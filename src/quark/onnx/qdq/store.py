@@ -13,10 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import TensorPlan
+from quark.ir.surgery import let_go, shape_of, tensor_of
 from quark.numerics.blocks import Block
 from quark.numerics.granularity import Group
 from quark.numerics.packing import pack
-from quark.onnx.graph.surgery import let_go, shape_of, tensor_of
 from quark.onnx.qdq.activation_nodes import AMD, OWN, QuantizedTensor, axis_of, block_axis
 from quark.onnx.qdq.node_kinds import Kind, onnx_type
 from quark.operators.storage import stored

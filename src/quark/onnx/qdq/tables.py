@@ -25,11 +25,11 @@ from quark.config.plan import Plan
 from quark.config.rules import Decision
 from quark.config.tensor import TensorSpec
 from quark.errors import ModelError
+from quark.ir.surgery import int_attribute, is_constant, let_go, name_of, operand, take_over, tensor_of
 from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Tensor
 from quark.numerics.metrics import sqnr
 from quark.onnx.graph.shapes import static_shape
-from quark.onnx.graph.surgery import int_attribute, is_constant, let_go, name_of, operand, take_over, tensor_of
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.dynamic import add_weight

@@ -23,8 +23,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
+from quark.ir.surgery import constant_array, float_attribute, int_attribute, is_constant
 from quark.onnx.graph.shapes import static_shape
-from quark.onnx.graph.surgery import constant_array, float_attribute, int_attribute, is_constant
 from quark.onnx.qdq.decoding import is_layer, tail
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 from quark.onnx.qdq.slots import is_float

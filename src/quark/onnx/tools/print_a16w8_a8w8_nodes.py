@@ -7,9 +7,9 @@ import re
 
 import onnx_ir as ir
 
+from quark.ir.surgery import constant_array
 from quark.onnx.graph.model import load
 from quark.onnx.graph.quantized import DEQUANTIZE, QUANTIZE, code_type, dequantizer
-from quark.onnx.graph.surgery import constant_array
 from quark.onnx.tools.command import Tool, run_as_program
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from quark.ir.surgery import name_of
 from quark.onnx.graph.model import load
-from quark.onnx.graph.surgery import name_of
 from quark.onnx.tools.command import Tool, run_as_program
 
 

@@ -1,8 +1,8 @@
-"""Copies that make ONNX Runtime compute what the file says.
+"""Copies in front of layers that ONNX Runtime has to leave in float.
 
     Conv(Q/DQ(x), W, b)   →   Conv(Max(Q/DQ(x)), W, b)
 
-Of a Conv, ConvTranspose or Gemm between quantized activations ONNX Runtime (1.31) changes, when it opens the model,
+Of a Conv, ConvTranspose or Gemm behind quantized activations ONNX Runtime (1.31) changes, when it opens the model,
 
 * a float weight, or one that is decoded by other operators than DequantizeLinear: int8 with one scale,
 * a float bias: int32 at scale input x weight, cut off where that does not fit, as in a channel whose weights are all
@@ -10,13 +10,10 @@ Of a Conv, ConvTranspose or Gemm between quantized activations ONNX Runtime (1.3
 * an int32 bias: taken for codes at that scale, whatever its own is,
 * scales of a weight: taken for those of the outputs, along whatever axis they lie.
 
-A ``Max`` of one tensor, a copy that it neither removes nor looks through, stops it, as in the ONNX flow
-(``quark.onnx.qdq.runtime_faults``, which works on the graphs of that flow and knows how their biases came about). A
-MatMul becomes a Gemm with the Add behind it: the copy stands between the two, since one in front would let ONNX Runtime
+A ``Max`` of one tensor, a copy that it neither removes nor looks through, stops it, as it does faults that both flows
+meet (``quark.ir.runtime_faults``; how biases came about the ONNX flow knows when it chooses their scales). A MatMul
+becomes a Gemm with the Add behind it: the copy stands between the two, since one in front would let ONNX Runtime
 round the inputs by its own choice (MatMulNBits).
-
-It also drops a Clip whose bounds are that of the codes behind it but for 1.2e-7, which is more than a step of tiny
-activations: a copy between the two stops that.
 """
 
 from __future__ import annotations
@@ -26,7 +23,8 @@ from typing import Any
 import numpy as np
 from onnx import helper, numpy_helper
 
-from quark.numerics.affine import LARGEST_BIAS, loses_clip
+from quark.ir.runtime_faults import MOVERS
+from quark.numerics.affine import LARGEST_BIAS
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
@@ -44,6 +42,12 @@ class Graph:
         if node is None or node.op_type != "DequantizeLinear" or node.input[1] not in self.constants:
             return None
         return np.asarray(numpy_helper.to_array(self.constants[node.input[1]]), np.float64)
+
+    def origin(self, name: str) -> str:
+        """What ONNX Runtime carries a DequantizeLinear forward from, over operators that only move values."""
+        while (node := self.makers.get(name)) is not None and node.op_type in MOVERS:
+            name = node.input[0]
+        return name
 
     def is_constant(self, name: str) -> bool:
         """Whether ONNX Runtime can compute a value when it opens the model."""
@@ -73,24 +77,12 @@ def keep_floats(graph: Any) -> None:
         if layer is not None and is_changed(layer, bias, known):
             place = 0 if layer is node else list(node.input).index(layer.output[0])
             node.input[place] = copies.setdefault(node.input[place], f"{node.input[place]}.copy")
-        elif is_dropped(known.makers.get(node.input[0]) if node.input else None, node, known):
-            node.input[0] = copies.setdefault(node.input[0], f"{node.input[0]}.copy")
     nodes = []
     for node in graph.node:
         nodes.append(node)
         nodes += [helper.make_node("Max", [one], [copies[one]], copies[one]) for one in node.output if one in copies]
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def is_dropped(clip: Any, node: Any, known: Graph) -> bool:
-    """Whether ONNX Runtime drops the Clip in front of a QuantizeLinear, and with it what it does."""
-    if clip is None or clip.op_type != "Clip" or node.op_type != "QuantizeLinear":
-        return False
-    given = [known.value(name) if name else None for name in (*clip.input[1:], "", "")]
-    bounds = -np.inf if given[0] is None else given[0].min(), np.inf if given[1] is None else given[1].max()
-    scale, zero = ([*map(known.value, node.input[1:3]), None])[:2]
-    return loses_clip((float(bounds[0]), float(bounds[1])), scale, zero)
 
 
 def layer_of(node: Any, known: Graph) -> tuple[Any, str]:
@@ -105,7 +97,7 @@ def layer_of(node: Any, known: Graph) -> tuple[Any, str]:
 
 def is_changed(layer: Any, bias: str, known: Graph) -> bool:
     """Whether ONNX Runtime would change a layer whose bias has the name ``bias``, if it has one."""
-    data, weight = (known.scale(name) for name in layer.input[:2])
+    data, weight = known.scale(known.origin(layer.input[0])), known.scale(layer.input[1])
     if data is None or not known.is_constant(layer.input[1]):
         return False
     if weight is None or (weight.ndim == 1 and not lies_along_outputs(layer, known)):

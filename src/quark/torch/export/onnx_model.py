@@ -226,6 +226,7 @@ def replaced(proto: Any, found: Sequence[Marked]) -> tuple[Any, dict[int, str], 
     quantize_moved(graph)
     turned = turn_weights(graph)
     keep_floats(graph)
+    work_around(proto)
     drop_unused(graph)
     for k in reversed(range(len(proto.opset_import))):
         if proto.opset_import[k].domain == DOMAIN:
@@ -233,6 +234,21 @@ def replaced(proto: Any, found: Sequence[Marked]) -> tuple[Any, dict[int, str], 
     del graph.value_info[:]
     add_functions(proto)
     return proto, done, turned
+
+
+def work_around(proto: Any) -> None:
+    """Write the nodes that keep faults of runtimes away; the weights stay where they are."""
+    import onnx_ir as ir
+
+    from quark.ir.runtime_faults import work_around_faults
+
+    model = ir.from_proto(proto)
+    before = {*model.graph.initializers}
+    work_around_faults(model)
+    del proto.graph.node[:]
+    proto.graph.node.extend(map(ir.to_proto, model.graph))
+    added = [value.const_value for name, value in model.graph.initializers.items() if name not in before]
+    proto.graph.initializer.extend(map(ir.to_proto, added))
 
 
 def lengths_in(graph: Any) -> dict[str, int]:

@@ -53,8 +53,7 @@ from typing import Any, cast
 import numpy as np
 import onnx_ir as ir
 
-from quark.numerics.affine import loses_clip
-from quark.onnx.graph.surgery import (
+from quark.ir.surgery import (
     Names,
     add_initializer,
     all_nodes,
@@ -65,6 +64,7 @@ from quark.onnx.graph.surgery import (
     opset,
     sole_consumer,
 )
+from quark.numerics.affine import loses_clip
 
 #: Whose float weights ONNX Runtime rounds, and what it looks through for the QuantizeLinear behind.
 ROUNDED, PASSED = frozenset(["Conv", "ConvTranspose", "Gemm"]), frozenset(["Relu", "Clip"])
