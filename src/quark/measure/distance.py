@@ -22,7 +22,7 @@ figures.
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import field, fields
 
 import numpy as np
 
@@ -40,10 +40,10 @@ class Distance:
     other: float = 0.0
     peak: float = 0.0
     count: int = 0
-    samples: int = 0
-    signals: float = 0.0  # Σ signalᵢ², Σ signalᵢ · noiseᵢ and Σ noiseᵢ²
-    mixed: float = 0.0
-    noises: float = 0.0
+    samples: int = field(default=0, compare=False)  # how values come in samples makes no other distance
+    signals: float = field(default=0.0, compare=False)  # Σ signalᵢ², Σ signalᵢ · noiseᵢ and Σ noiseᵢ²
+    mixed: float = field(default=0.0, compare=False)
+    noises: float = field(default=0.0, compare=False)
 
     def update(self, reference: np.ndarray, value: np.ndarray) -> None:
         """Add one sample's values of a tensor. Infinities that both have (masks) agree and are left out."""
