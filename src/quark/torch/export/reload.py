@@ -23,6 +23,7 @@ from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import from_custom, key_mapping
 from quark.torch.export.described import without_cached
 from quark.torch.export.extras import has_extras, prepare, settle
+from quark.torch.export.graph_reload import is_of_graph, ready_graph
 from quark.torch.export.left_out import is_ignored
 from quark.torch.export.model_files import class_named, take_settings
 from quark.torch.export.places import load
@@ -62,6 +63,10 @@ def own_model(
     """
     checkpoint = read_checkpoint(folder)
     scheme = scheme_of(checkpoint)
+    if is_of_graph(scheme.config):
+        graph = ready_graph(model, checkpoint, scheme.config, scheme.stored)
+        load(graph, checkpoint, scheme.method)
+        return mark_loaded(graph).eval()
     if model is None:
         return from_transformers(checkpoint, scheme, trust_remote_code, attn_implementation, device)
     map_model(model, scheme)

@@ -48,19 +48,24 @@ def map_layers(model: nn.Module, config: QConfig, pack_method: str, weight_forma
     """
     found = match(model, config, skeleton=True, stored=True)
     for item in found.quantized:
-        real = weight_format == "real_quantized"
-        quantizers = {slot: activation(item, slot) for slot in ACTIVATIONS}
-        for slot in OWN:
-            quantizers[slot] = (stored if real else static)(item, slot, pack_method)
-        take_codes(item, quantizers, bytes_only)
-        attach(item.layer.module, quantizers)
-        item.layer.module.__dict__["compact"] = real and any(quantizers[slot] for slot in OWN)
-        for slot, quantizer in quantizers.items():
-            if quantizer is not None:
-                quantizer.train(item.layer.module.training)
-            if isinstance(quantizer, StoredParameters):
-                quantizer.settle(item.layer.module, PREFIXES[slot])
+        make_ready(item, pack_method, weight_format, bytes_only)
     mark_quantized(model, config)
+
+
+def make_ready(item: Match, pack_method: str, weight_format: str, bytes_only: bool) -> None:
+    """Turn one layer into a quantized one; arguments as above."""
+    real = weight_format == "real_quantized"
+    quantizers = {slot: activation(item, slot) for slot in ACTIVATIONS}
+    for slot in OWN:
+        quantizers[slot] = (stored if real else static)(item, slot, pack_method)
+    take_codes(item, quantizers, bytes_only)
+    attach(item.layer.module, quantizers)
+    item.layer.module.__dict__["compact"] = real and any(quantizers[slot] for slot in OWN)
+    for slot, quantizer in quantizers.items():
+        if quantizer is not None:
+            quantizer.train(item.layer.module.training)
+        if isinstance(quantizer, StoredParameters):
+            quantizer.settle(item.layer.module, PREFIXES[slot])
 
 
 def prepared(

@@ -29,7 +29,8 @@ def import_model_from_safetensors(
 
     Args:
         model: the float model (its values are not used; it may be on the meta device), which becomes quantized in
-            place; None: made by transformers from ``config.json``.
+            place; None: made by transformers from ``config.json``. Where graph mode quantized it: the graph that
+            ``torch.export`` makes of it, which does not change.
         model_dir: folder with ``config.json`` and safetensors files, written here or by another program.
         multi_device, multi_gpu: models spread over several devices are not available.
         trust_remote_code, device: for a model that transformers makes.
