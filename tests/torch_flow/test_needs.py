@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tests.torch_flow.test_files import llama, tensors
 
+from quark.cli import main
 from quark.torch import LLMTemplate
 from quark.torch.files import quantize_checkpoint
 from quark.torch.files.needs import PROCESS, needs
@@ -48,3 +50,16 @@ def test_samples_cost_memory_and_work(source: Path) -> None:
     hidden = 2 * 8 * 16 * llama().config.hidden_size  # behind two blocks
     assert few.temporary == 2 * (few.weights + hidden) and (few.passes, many.passes) == (3, 3)  # of 2 bytes each
     assert needs(source, config, 8, 16).seconds(1e9, 1e6, 1e8) > needs(source, config).seconds(1e9, 1e6, 1e8) > 0
+
+
+def test_the_plan_is_of_the_samples_that_are_given(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Memory, disk and time depend on the windows: they can be chosen as for ``quantize-files``, and are told."""
+    words = ["torch", "plan", str(source), "--scheme", "int4_wo_32", "-a", "gptq"]
+    config: Any = replace(LLMTemplate.get("llama").get_config("int4_wo_32"), algo_config=[GPTQConfig()])
+    for given, of in (([], (128, 512, 8)), (["--samples", "6", "--seq-len", "32", "--batch-size", "3"], (6, 32, 3))):
+        assert main([*words, *given, "--json"]) == 0
+        found, asked = json.loads(capsys.readouterr().out), needs(source, config, *of)
+        assert (found["peak_bytes"], found["temporary_bytes"]) == (asked.memory, asked.temporary)
+        assert tuple(found["windows"].values()) == of
+    assert main([*words, *given]) == 0 and "6 windows of 32 tokens, 3 at once" in capsys.readouterr().out
+    assert main(words[:-2]) == 0 and "windows" not in capsys.readouterr().out  # none are needed

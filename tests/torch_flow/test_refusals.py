@@ -62,6 +62,8 @@ REFUSED = [
     ["quantize-files", "model", "-o", "out", "-s", "int4_wo_32", "--for", "vlm"],
     ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "-a", "gptq", "--data", "no.txt"],
     ["quantize-files", "model", "-o", "out", "-s", "fp8", "--data", "no.txt"],
+    ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "--plan-from", "no.json"],
+    ["quantize-files", "model", "-o", "out", "-s", "int4_wo_32", "--plan-from", "a_text"],  # no plan
     ["sensitivity", "model", "-s", "int4_wo_32", "--data", "no.txt"],
     ["sensitivity", "model", "-c", "int4_wo_33", "--data", "a_text"],
     ["search", "model", "-s", "int4_wo_32", "-o", "plan.yaml", "--data", "a_text"],

@@ -23,3 +23,13 @@ def plan_in(path: Path) -> Plan:
 
         return plan_of_folder(path)
     return read_plan(path)
+
+
+def check_plan(path: Path | None) -> None:
+    """Refuse a plan file that is missing or broken, before torch is loaded; None: none is given.
+
+    Raises:
+        ConfigError: as ``read_plan``.
+    """
+    if path is not None and path.suffix != ".onnx" and not path.is_dir():
+        read_plan(path)

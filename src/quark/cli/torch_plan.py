@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def run(request: Predicted) -> None:
     """Decide about every tensor, and say what comes out; only ``--plan`` is written."""
-    values, found = decided(request)
+    values, found = decided(request, request.samples, request.seq_len, request.batch_size)
     if request.plan is not None:
         write_text(found.plan.to_json(), request.plan)
     readers = list(readers_of(values))
@@ -33,7 +33,7 @@ def run(request: Predicted) -> None:
     if request.tensors:
         show(decision_table(found.plan))
     show(float_table(found.plan))
-    show(cost_table(found))
+    show(cost_table(request, found))
     show(
         Table(
             "Who reads it", ("program", "formats"), tuple((name, ", ".join(kinds) or "none") for name, kinds in readers)
@@ -53,8 +53,8 @@ def run_explain(request: Explained, name: str, json: bool) -> None:
     print(printable(lines))
 
 
-def decided(request: Explained) -> tuple[dict[str, Any], TorchForecast]:
-    """Keys and values of the configuration, and what it means for the checkpoint."""
+def decided(request: Explained, *windows: int) -> tuple[dict[str, Any], TorchForecast]:
+    """Keys and values of the configuration, and what it means for the checkpoint; ``windows``: of ``forecast``."""
     check_folder(request.model)
     check_names(request.scheme, request.kv_cache, request.layers)
     typed = typed_schemes(request.scheme, request.layers)
@@ -75,7 +75,7 @@ def decided(request: Explained) -> tuple[dict[str, Any], TorchForecast]:
     config = config_for(config_of(values, model), format, request.program, float_type(checkpoint))
     if request.format or request.program:
         check_before_work(model, config, format, request.program, request.model)
-    return values, forecast(checkpoint, config)
+    return values, forecast(checkpoint, config, *windows)
 
 
 def readers_of(values: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
@@ -89,7 +89,7 @@ def readers_of(values: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
         yield program.title, kinds
 
 
-def facts(request: Explained, found: TorchForecast, readers: Iterable[tuple[str, list[str]]]) -> dict[str, Any]:
+def facts(request: Predicted, found: TorchForecast, readers: Iterable[tuple[str, list[str]]]) -> dict[str, Any]:
     """The same as data, for ``--json``."""
     plan = found.plan
     return {
@@ -99,6 +99,7 @@ def facts(request: Explained, found: TorchForecast, readers: Iterable[tuple[str,
         "temporary_bytes": found.needs.temporary,
         "seconds": found.seconds,
         "needs_samples": found.samples,
+        "windows": windows_of(request) if found.samples else None,
         "readers": dict(readers),
         "tensors": {t.name: {"role": t.role, "spec": t.spec.describe(), "reason": t.reason} for t in plan},
         "layers": {
@@ -121,7 +122,12 @@ def float_table(plan: Plan) -> Table:
     return Table("Stays float", ("layer", "because", "count"), tuple((*key, str(n)) for key, n in counted.items()))
 
 
-def cost_table(found: TorchForecast) -> Table:
+def windows_of(request: Predicted) -> dict[str, int]:
+    """The samples for which memory, disk and time are told."""
+    return {"samples": request.samples, "seq_len": request.seq_len, "batch_size": request.batch_size}
+
+
+def cost_table(request: Predicted, found: TorchForecast) -> Table:
     """Sizes of the files, and what ``quantize-files`` takes."""
     needs = found.needs
     rows = (
@@ -132,4 +138,6 @@ def cost_table(found: TorchForecast) -> Table:
         ("disk beside the result meanwhile", file_size(needs.temporary)),
         ("time of quantize-files here", f"{found.seconds:.0f} s" if found.seconds >= 10 else f"{found.seconds:.1f} s"),
     )
-    return Table("Predicted", ("what", "how much"), rows if found.by_files else rows[:3])
+    windows = f"{request.samples} windows of {request.seq_len} tokens, {request.batch_size} at once"
+    data = (("with samples (--samples, --seq-len, --batch-size)", windows),) if found.samples else ()
+    return Table("Predicted", ("what", "how much"), rows + data if found.by_files else rows[:3])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.cli.extensions import with_own
+from quark.cli.plans import check_plan, plan_in
 from quark.cli.torch_refusals import (
     CONVERT_NEEDS,
     check_algorithms,
@@ -73,6 +74,7 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
     if check_reader(typed, request.kv_cache, request.format, request.program) == "gguf":
         vocabulary_in(request.model)
     check_data(request.model, request.source.data)
+    check_plan(request.plan_from)
     check_device(request.device)
     check_output(request.output, resumed)
     if request.dtype is not None:
@@ -424,7 +426,6 @@ def planned(request: FolderJob, config: QConfig) -> QConfig:
     """The configuration, changed so that it decides as the file of ``--plan-from`` says."""
     if request.plan_from is None:
         return config
-    from quark.cli.plans import plan_in
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.from_plan import config_from
 

@@ -76,7 +76,14 @@ Algorithms = Annotated[
     ),
 ]
 Cache = Annotated[str | None, typer.Option("--kv-cache", help="How keys and values are quantized.")]
+Windows = Annotated[int, typer.Option(min=1, max=COUNT, help="Use at most this many windows of the data.")]
 Length = Annotated[int, typer.Option("--seq-len", min=2, max=COUNT, help="Tokens in a window.")]
+Batch = Annotated[
+    int,
+    typer.Option(
+        "--batch-size", min=1, max=COUNT, help="Windows that run at once; files are read again for each batch."
+    ),
+]
 Format = Annotated[
     str | None,
     typer.Option(
@@ -101,7 +108,7 @@ class TextSource:
     """Where samples come from."""
 
     data: Text = None
-    samples: Annotated[int, typer.Option(min=1, max=COUNT, help="Use at most this many windows of the data.")] = 128
+    samples: Windows = 128
     seq_len: Length = 512
 
 
@@ -179,6 +186,9 @@ class Predicted(Explained):
 
     format: Format = None
     program: For = None
+    samples: Windows = 128
+    seq_len: Length = 512
+    batch_size: Batch = 8
     tensors: Annotated[bool, typer.Option(help="Also list every quantized tensor.")] = False
     plan: PlanPath = None
     overwrite: Overwrite = False
@@ -252,12 +262,7 @@ class FileByFile(Schemed):
     program: For = None
     plan_from: PlanFrom = None
     source: TextSource = field(default_factory=TextSource)
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            "--batch-size", min=1, max=COUNT, help="Windows that run at once; files are read again for each batch."
-        ),
-    ] = 8
+    batch_size: Batch = 8
     dtype: FloatType = None
     max_shard_size: Annotated[
         str | None,

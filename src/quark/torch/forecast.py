@@ -23,7 +23,6 @@ from quark.torch.files.decision import CheckpointDecision, decide, quantizer_of
 from quark.torch.files.needs import Needs, needs_of
 from quark.torch.matching import is_static
 
-SAMPLES, TOKENS = 128, 512  # what the commands take where nothing is said
 DISK = 5e8  # bytes per second
 PIECE = 1 << 20  # weights that are tried
 SIDE = 512  # of the matrices whose product is tried
@@ -35,7 +34,7 @@ class TorchForecast:
 
     Attributes:
         plan: the decisions; nodes are layers.
-        needs: what file by file takes, with so many samples as the commands have by default where any are needed.
+        needs: what file by file takes, with samples where any are needed.
         float_bytes: of all tensors now.
         largest: bytes of the largest tensor in float32, of which file to file has a few in memory.
         samples: whether static activations or algorithms need data.
@@ -52,8 +51,15 @@ class TorchForecast:
     by_files: bool = True
 
 
-def forecast(checkpoint: Checkpoint, config: QConfig) -> TorchForecast:
+def forecast(
+    checkpoint: Checkpoint, config: QConfig, samples: int = 128, tokens: int = 512, batch: int = 8
+) -> TorchForecast:
     """Decide about every tensor.
+
+    Args:
+        checkpoint, config: what is quantized, and how.
+        samples, tokens, batch: windows, their length, and how many run at once, where any are needed; else as the
+            commands take them where nothing is said.
 
     Raises:
         ConfigError: a pattern that matches nothing, or a configuration that a tensor does not fit.
@@ -61,12 +67,12 @@ def forecast(checkpoint: Checkpoint, config: QConfig) -> TorchForecast:
     """
     check_available(config)
     decision = decide(checkpoint, config, in_memory=True)
-    samples = bool(config.algo_config) or any(map(is_static, decision.found.quantized))
-    needs = needs_of(checkpoint, decision, *((SAMPLES, TOKENS) if samples else (0, 0)))
+    data = bool(config.algo_config) or any(map(is_static, decision.found.quantized))
+    needs = needs_of(checkpoint, decision, *((samples, tokens, batch) if data else (0, 0)))
     sizes = [stored.dtype.itemsize * prod(stored.shape) for stored in decision.tensors.values()]
     largest = max((4 * prod(one.shape) for one in decision.tensors.values()), default=0)
     seconds = needs.seconds(*speeds(decision), DISK)
-    return TorchForecast(decision.found.plan, needs, sum(sizes), largest, samples, seconds, decision.by_files)
+    return TorchForecast(decision.found.plan, needs, sum(sizes), largest, data, seconds, decision.by_files)
 
 
 def speeds(decision: CheckpointDecision) -> tuple[float, float]:
