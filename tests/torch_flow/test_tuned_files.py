@@ -124,11 +124,11 @@ def test_a_killed_job_does_not_tune_a_block_again(
     settings, tuned = config(algorithm), []
     whole = tune.tune_block
 
-    def killed(context: Any, rounder: Any, inside: Any, run: Any, *rest: Any) -> None:
+    def killed(context: Any, rounder: Any, inside: Any, run: Any, *rest: Any) -> Any:
         tuned.append(run.name)
         if len(tuned) == 2:
             raise KeyboardInterrupt
-        whole(context, rounder, inside, run, *rest)
+        return whole(context, rounder, inside, run, *rest)
 
     monkeypatch.setattr(tune, "tune_block", killed)
     with pytest.raises(KeyboardInterrupt):
