@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from tests.onnx_flow import fused_models, models, wrapped
 from tests.onnx_flow.test_passes import ZOO
 
+from quark.cli import main
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.coverage import coverage, float_layers
 
@@ -36,7 +39,7 @@ def test_the_graph_in_memory_counts_as_the_file_does(name: str, preset: str, tmp
         onnx.save(model, tmp_path / "model.onnx")
         samples = [models.feeds(model, seed) for seed in range(2)]
         result = quantizer.run(tmp_path / "model.onnx", tmp_path / "q.onnx", samples)
-        found = coverage(tmp_path / "q.onnx")
+        found = coverage(tmp_path / "q.onnx", samples[0])
         assert result.coverage == found
         assert result.counted in (found, None)
     assert result.counted is not None
@@ -78,3 +81,22 @@ def test_layers_of_bodies_are_called_as_in_plans(way: wrapped.Dress) -> None:
     assert result.coverage is not None
     left = float_layers(result.coverage)
     assert left and all(result.plan.nodes[one.name].reason for one in left)
+
+
+def test_every_command_counts_with_the_sizes_of_the_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A product whose size is free, beside a small layer: with sizes of 1 the layer is most of the model."""
+    graph = """g (float[1, n, 4] x) => (float[1, n, n] y) {
+        [small] a = MatMul(x, w) b = Transpose<perm = [0, 2, 1]>(a) y = MatMul(a, b) }"""
+    onnx.save(models.model(graph, {"w": models.normal(4, 16)}), tmp_path / "model.onnx")
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(2, 32, 4)).astype(np.float32))
+    files = [str(tmp_path / name) for name in ("model.onnx", "q.onnx")]
+    data, words = ["--data", str(tmp_path / "x.npy"), "--json"], ["--exclude", "small", "--preset", "A8W8"]
+    share = 32 / (4 + 32)
+    for command in (
+        ["quantize", files[0], "-o", files[1], *words],
+        ["quantize", files[0], "-o", files[1], *words, "--no-check"],
+        ["compare", *files],
+    ):
+        assert main(["onnx", *command, *data]) == 0
+        reason = json.loads(capsys.readouterr().out)["verdict"]["coverage"]["reason"]
+        assert reason.startswith(f"{100 * share:.0f} % of the multiplications"), command

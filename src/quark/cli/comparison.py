@@ -18,9 +18,11 @@ from quark.cli.sources import as_made, feeds
 from quark.cli.verdicts import FAILED, Subject, judge_all, remedies
 from quark.dataclass import dataclass
 from quark.onnx.causes import SAMPLES, Causes, causes, with_causes
-from quark.onnx.compare import TIMED, Checks, Comparison, compare
+from quark.onnx.compare import TIMED, Checks, Comparison, compare, relaid
 from quark.onnx.evaluation import layer_table
 from quark.onnx.examples import examples
+from quark.onnx.graph.model import load
+from quark.onnx.graph.run import Feed
 from quark.onnx.page import model_view
 from quark.onnx.page import page as report_of
 from quark.report import Report, Table, decibels
@@ -90,14 +92,15 @@ def _compared(request: Compare, path: Path, samples: Any, causing: bool) -> Comp
                 libraries=request.libraries,
             )
             found = with_causes(found, measured)
-    return ComparedModel(path, found, _verdict(request, path, found), measured)
+    taken = relaid(load(request.model), load(path)).taken(next(iter(samples)))
+    return ComparedModel(path, found, _verdict(request, path, found, taken), measured)
 
 
-def _verdict(request: Compare, path: Path, found: Comparison) -> Verdict:
-    """The lines about one quantized model."""
+def _verdict(request: Compare, path: Path, found: Comparison, feed: Feed) -> Verdict:
+    """The lines about one quantized model; ``feed``: a sample as it takes them."""
     source = request.source
     where = "on generated data, which says little" if source.random else f"on {found.samples} samples"
-    subject = Subject(request.model, path, None, source_words(source), where, libraries=request.libraries)
+    subject = Subject(request.model, path, None, source_words(source), where, feed, libraries=request.libraries)
     lines = judge_all(subject, None, found)
     lost = any(line.bad and line.subject == "accuracy" for line in lines)
     words = ["quark", "auto", str(request.model), *subject.source, "-o", str(path.with_name(f"{path.stem}_best.onnx"))]

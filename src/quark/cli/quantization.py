@@ -192,7 +192,6 @@ def _verdict(request: Quantize, settings: dict[str, Any], result: Result, check:
     choice = Choice(preset, settings, request.algorithms)
     words = source_words(request.source)
     found, feeds_ = (None, []) if check is None else (check.comparison, check.samples)
-    feed = feeds_[0] if feeds_ else None
     judged_on = [] if request.eval_data is None else ["--eval-data", str(request.eval_data)]
     typed: dict[str, Any] = {
         "exclude": request.exclude,
@@ -200,10 +199,10 @@ def _verdict(request: Quantize, settings: dict[str, Any], result: Result, check:
         "file": request.config,
         "judged_on": judged_on,
         "counted": result.counted,
-        "libraries": check and check.libraries,
+        "libraries": result.libraries,
     }
     files = (request.model, request.output)
-    subject = Subject(*files, choice, words, _where(request, check), feed, **typed)
+    subject = Subject(*files, choice, words, _where(request, check), result.sample, **typed)
     lines = judge_all(subject, result.plan, found)
     if check is None:
         lines.insert(0, Line("accuracy", "not measured", "no samples" if samples is None else "--no-check", bad=True))

@@ -182,6 +182,6 @@ def _judged(
         check = check_of(request.model, made, shown[0], False, libraries)
         where = "on generated data, which says little" if request.source.random else f"on {shown[1]}"
         choice = None if request.config else Choice(request.chosen)
-        subject = Subject(request.model, made, choice, (), where, check.samples[0], libraries=libraries)
+        subject = Subject(request.model, made, choice, (), where, result.sample, libraries=libraries)
         lines = judge_all(subject, result.plan, check.comparison)
         return lines, check, repeating(result.plan)

@@ -16,6 +16,8 @@ from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from quark.cli.extensions import command_line
 from quark.config.plan import Plan
 from quark.config.presets import get_preset
@@ -126,7 +128,7 @@ class Subject:
         choice: the configuration in words; None where only the files are known.
         source: the words of the command line that name the samples.
         where: what accuracy was measured on.
-        feed: one sample.
+        feed: one sample, as the output takes it.
         exclude, layout: what was typed beside the choice, which an advised command keeps.
         file: the configuration file that says more than the choice's preset.
         judged_on: words of the command line that name the samples of the judgement, where they are others.
@@ -139,7 +141,7 @@ class Subject:
     choice: Choice | None
     source: Sequence[str]
     where: str
-    feed: Feed | None = None
+    feed: Mapping[str, np.ndarray] | None = None
     exclude: Sequence[str] = ()
     layout: str | None = None
     file: Path | None = None

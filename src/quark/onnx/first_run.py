@@ -114,7 +114,7 @@ def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, re
     original = Original(source, options, large, _HALF if half else "", loop_without_count(model))
     if (unknown := unknown_operator(model, options.UserCustomOpLibPath)) is not None:
         return str(unknown)
-    feed = _feed(model, reader if job.mode == "static" else None, options)
+    feed = tried_on(model, reader, job)
     if isinstance(feed, str):
         return feed
     try:
@@ -153,9 +153,10 @@ def _copied(draft: Path | onnx.ModelProto) -> onnx.ModelProto | None:
     return onnx.load(draft, load_external_data=False)
 
 
-def _feed(model: ir.Model, reader: object, options: Options) -> Feed | str:
-    """A calibration sample, or a generated one, or why there is none."""
-    sample, inputs = first_sample(reader), inputs_of(model)
+def tried_on(model: ir.Model, reader: object, job: Job) -> Feed | str:
+    """A calibration sample, or a generated one (in modes that read no data always), or why there is none."""
+    options, inputs = job.options, inputs_of(model)
+    sample = first_sample(reader) if job.mode == "static" else None
     try:
         if sample is not None:
             return next(checked([sample], inputs))

@@ -39,10 +39,11 @@ from quark.onnx.discretion import check_secret, discreet, tell_decisions, tell_i
 from quark.onnx.evaluation import check_evaluation, evaluate, kept_for_evaluation, metric_tables
 from quark.onnx.explain import attach
 from quark.onnx.fingerprint import journal_of
-from quark.onnx.first_run import first_kept, first_run, first_sample, told
+from quark.onnx.first_run import Feed, first_kept, first_run, first_sample, told, tried_on
 from quark.onnx.follow import follow, tell_others
 from quark.onnx.forecast import written_bytes
 from quark.onnx.graph import model as files
+from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.report import PassReport
 from quark.onnx.integer_lstms import keep_exact
 from quark.onnx.job_files import check_files, named_files
@@ -183,7 +184,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             opened.journal.settle()
     made = proto if model_output is None else Path(model_output)
     learnt = (weak, _metrics(model_input, made, job, given), mixed, counted.samples, opened.bytes, made, shares)
-    result = Result(plan, prepared.reports, seconds, proto, *learnt)
+    result = Result(plan, prepared.reports, seconds, proto, *learnt, *_sizes(model, reader, job, idle))
     _tell(result, job.options, mixed, measured(result, opened.bytes, model_output))
     return result
 
@@ -288,6 +289,12 @@ def _publish(
         return proto, idle
     files.save(model, Path(model_output), job.external_data, run)
     return None, idle
+
+
+def _sizes(model: ir.Model, reader: Any, job: Job, idle: str) -> tuple[Feed | None, Libraries]:
+    """The sample that the model was tried on, which says what its free sizes are, and the libraries to run it with."""
+    feed = idle or tried_on(model, reader, job)
+    return None if isinstance(feed, str) else feed, job.options.UserCustomOpLibPath
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from quark.config.plan import Plan
@@ -16,6 +18,7 @@ from quark.onnx.algorithms.mixed import Mixed
 from quark.onnx.compare import Comparison
 from quark.onnx.coverage import Coverage, coverage
 from quark.onnx.forecast import written_bytes
+from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.report import PassReport
 from quark.report.page import ModelView, Report
 from quark.report.summary import pass_table, summary_tables
@@ -40,6 +43,8 @@ class Result:
         bytes_before: size of the float file with its external data; None for a model in memory.
         written: the quantized model: its path, or itself.
         counted: how much of it is quantized; ``None`` where it has free sizes.
+        sample: where it has, what they are: the sample that it was tried on.
+        libraries: files with the model's custom operators.
     """
 
     plan: Plan
@@ -53,6 +58,8 @@ class Result:
     bytes_before: int | None = None
     written: Path | onnx.ModelProto | None = None
     counted: Coverage | None = None
+    sample: Mapping[str, np.ndarray] | None = None
+    libraries: Libraries = None
 
     @property
     def bytes(self) -> int | None:
@@ -64,7 +71,9 @@ class Result:
     @cached_property
     def coverage(self) -> Coverage | None:
         """How much of the model is computed in integers and stored as codes; found when first asked for."""
-        return coverage(self.written) if self.counted is None and self.written is not None else self.counted
+        if self.counted is not None or self.written is None:
+            return self.counted
+        return coverage(self.written, self.sample, self.libraries)
 
     @property
     def verdict(self) -> Verdict:
