@@ -47,10 +47,11 @@ def ready_graph(
         ConfigError: the configuration does not fit the graph.
     """
     if model is None or not is_exported(model):
-        given = "None" if model is None else type(model).__name__
+        other = "" if model is None else f", not of {type(model).__name__}"
         raise ModelError(
-            f"{str(checkpoint.folder)!r} was quantized in graph mode, and its scales are those of a graph, not of "
-            f"{given}: pass torch.export.export(model.eval(), args).module(), exported as it was then"
+            f"{str(checkpoint.folder)!r} was quantized in graph mode, and its scales are those of a graph{other}: "
+            "import_model_from_safetensors takes torch.export.export(model.eval(), args).module(), exported as it was "
+            "then"
         )
     graph = float_graph(model)
     places = place(graph, config)
