@@ -129,6 +129,7 @@ def test_any_name_survives_a_plan_file(tmp_path: Path, kind: str) -> None:
 def test_mistakes_in_a_configuration_file_are_named(tmp_path: Path) -> None:
     for text, words in (
         ("layerz: {}", "Did you mean 'layers'"),
+        ('{"by": "", "tensors": [], "nodes": []}', "--plan-from "),
         ("layers: {a: b, a: c}", "'a' is given twice"),
         ("[1]", "must hold a mapping"),
         ("a: [", "is not valid YAML"),

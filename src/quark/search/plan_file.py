@@ -36,6 +36,8 @@ def read_config(path: Path, allowed: Sequence[str]) -> dict[str, Any]:
     found = read_settings(path, "--config: the file")
     if not isinstance(found, Mapping):
         raise ConfigError(f"--config: {str(path)!r} must hold a mapping with keys among {', '.join(allowed)}")
+    if {"tensors", "nodes"} <= {*found}:
+        raise ConfigError(f"--config {path}: a plan that --plan wrote; --plan-from {path} repeats its decisions")
     for key in found:
         if key not in allowed:
             raise ConfigError(f"--config {path}: {unknown('key', key, allowed)}")
