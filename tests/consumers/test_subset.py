@@ -264,7 +264,8 @@ def test_what_transformers_misreads_is_refused_but_for_vllm(
 @pytest.mark.parametrize(
     ("name", "scheme", "form", "why"),
     [
-        ("gpt_oss", "fp8", "quark", "whose rows take turns"),
+        ("gpt_oss", "fp8", "quark", None),
+        ("gpt_oss", "int4_wo_32", "quark", "whose rows take turns"),
         ("gpt_oss", "mxfp4", "compressed-tensors", "whose rows take turns"),
         ("mixtral", "int8", "compressed-tensors", "Unsupported FusedMoe scheme"),
         ("mixtral", "int4_wa_64", "compressed-tensors", "Unsupported FusedMoe scheme"),

@@ -22,7 +22,8 @@ ROLES = {"w1": "gate", "gate_proj": "gate", "w3": "up", "up_proj": "up", "w2": "
 ROLES_IN_ORDER = ("gate", "up", "down")
 IN_TURN = "swigluoai"  # vLLM's activation of rows that take turns
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-LIMIT = 1e-3
+LIMIT, LIMIT_OF_INPUTS = 1e-3, 5e-3  # the latter: what bfloat16 leaves, as in vllm_table.py
+FP8_MAX = 448.0
 
 
 def compare(model: Any, expected: dict[str, Any]) -> tuple[int, int]:
@@ -45,15 +46,22 @@ def compare(model: Any, expected: dict[str, Any]) -> tuple[int, int]:
     compared = left = 0
     for ours, theirs in zip(sorted(wanted, key=natural), sorted(layers, key=natural), strict=False):
         parts = dict(projections(layers[theirs]))
-        for (number, role), (x, _, plain) in wanted[ours].items():
+        scales = {role: input_scale(layers[theirs], role) for role in ROLES_IN_ORDER}
+        for (number, role), (x, whole, plain) in wanted[ours].items():
             values, bias = parts.get(role) or (None, None)
             if values is None:
                 left += 1
                 continue
-            found = F.linear(x, values[number].to(x.dtype), None if bias is None else bias[number].to(x.dtype)).float()
-            error = float((found - plain.float()).norm() / plain.float().norm())
-            if not error <= LIMIT:
-                raise ValueError(f"{role} of expert {number} of {theirs!r}: relative error {error:.3g}")
+            own = values[number].to(x.dtype), None if bias is None else bias[number].to(x.dtype)
+            pairs = [("", F.linear(x, *own), plain, LIMIT)]
+            if (scale := scales[role]) is not None:
+                codes = (x.float() / scale[number]).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+                inputs = (codes.float() * scale[number]).to(x.dtype)
+                pairs.append((" with its inputs", F.linear(inputs, *own), whole, LIMIT_OF_INPUTS))
+            for what, found, known, limit in pairs:
+                error = float((found.float() - known.float()).norm() / known.float().norm())
+                if not error <= limit:
+                    raise ValueError(f"{role} of expert {number} of {theirs!r}{what}: relative error {error:.3g}")
             compared += 1
     return compared, left
 
@@ -76,6 +84,16 @@ def projections(layer: Any) -> Iterator[tuple[str, tuple[torch.Tensor | None, to
         name = "w2" if role == "down" else "w13"
         values, bias = decoded(layer, name), own.get(f"{name}_bias")
         yield role, tuple(half(layer, role, value) for value in (values, bias))
+
+
+def input_scale(layer: Any, role: str) -> torch.Tensor | None:
+    """The static scales of FP8 inputs, one for each expert."""
+    name = "w2" if role == "down" else "w13"
+    weight, block = weight_of(layer, name), getattr(layer, f"{name}_weight_scale", None)
+    fp4 = weight.dtype is torch.uint8 and block is not None and block.dtype is torch.uint8  # type: ignore[union-attr]
+    scale = getattr(layer, f"{name}_input_scale", None)
+    known = fp4 or weight.dtype is torch.float8_e4m3fn  # type: ignore[union-attr]
+    return scale.data.float() if known and isinstance(scale, torch.Tensor) and scale.dim() == 1 else None
 
 
 def half(layer: Any, role: str, value: torch.Tensor | None) -> torch.Tensor | None:

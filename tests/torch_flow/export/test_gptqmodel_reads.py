@@ -147,6 +147,7 @@ def test_a_file_names_the_modules_that_transformers_quantizes(format: str, tmp_p
     [
         ("gpt_oss", "int4_wo_32", "awq", {"vllm": "whose rows take turns", "transformers": "no place for the single"}),
         ("gpt_oss", "int4_wo_32", "quark", {"vllm": "whose rows take turns", "transformers": "$"}),
+        ("gpt_oss", "fp8", "quark", {"vllm": "--for vllm writes gate and up", "transformers": "$"}),
         ("mixtral", "int4_wo_32", "gptq", {"vllm": "$", "transformers": "no place for the single experts"}),
         ("llama", "int4_wo_32", "gptq", {"vllm": "$", "transformers": "--for transformers names the modules"}),
         ("llama", "fp8_block", "fp8", {"vllm": "64 outputs, which 128 does not divide", "transformers": "$"}),

@@ -217,7 +217,7 @@ def test_tensors_that_are_asked_for_by_name(tmp_path: Path) -> None:
     values = torch.arange(6.0).reshape(2, 3)
     save_file({"a": values}, tmp_path / "model.safetensors")
     with ExitStack() as undo:
-        reader = FolderReader(tmp_path, undo)
+        reader = FolderReader(tmp_path, undo, {})
         assert torch.equal(reader("a"), values) and torch.equal(reader("a", 1), values[1])
         with pytest.raises(ModelError, match="the tensor 'b' is not in the files"):
             reader("b")

@@ -24,6 +24,7 @@ from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, has_one
 from quark.torch.export.genai import check_runs
 from quark.torch.export.gguf_in_transformers import check_gguf
 from quark.torch.export.gptq import check_words
+from quark.torch.export.in_turn import check_in_turn
 from quark.torch.export.layout import check_blocks
 from quark.torch.export.model_files import check_merged
 from quark.torch.export.skeleton import features_of, is_inside_attention
@@ -70,7 +71,10 @@ def check_before_work(
         check_built_in(config, program)
     if program == "vllm":
         check_for_vllm(model, config, format)
-        check_parts(apart(model), config)
+        bare = apart(model)
+        check_parts(bare, config)
+        if format == "quark":
+            check_in_turn(bare, config)
     if (format, program) == ("quark", "transformers") and is_inside_attention(config):
         raise ConfigError(
             "transformers does not load caches that are quantized behind RoPE (as those are whose keys and values one "

@@ -21,10 +21,13 @@ from quark.dataclass import dataclass
 from quark.errors import printable
 from quark.files.folder import new_folder
 from quark.report import file_size
+from quark.torch.export.checkpoint import SUFFIX, weight_files
+from quark.torch.export.in_turn import is_joined
 from quark.torch.export.model_files import is_copied, name_inside, read_object
 from quark.torch.export.oldest_transformers import OLDEST
 
 CARD = "README.md"
+UNJOINED = "gate and up of its experts are one tensor here, as vLLM reads them; `quark torch convert` takes them apart"
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 HEAD = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 PLAIN = re.compile(r"[A-Za-z][\w./-]*")  # a name that YAML takes for words without quotes
@@ -136,10 +139,13 @@ def uses(card: Card, folder: Path) -> str:
     given = {"folder": folder.name, "file": file, "more": more, "loader": loader_of(folder)}
     made: list[str] = []
     unread: list[str] = []
+    not_for = dict(card.not_for)
+    if any(folder.glob(f"*{SUFFIX}")) and is_joined(name for names in weight_files(folder).values() for name in names):
+        not_for["transformers"] = UNJOINED
     for name, program in PROGRAMS.items():
         row = row_of(card.scheme, card.format, name)
-        if name in card.not_for:
-            unread.append(f"Not for {program.title}: {card.not_for[name]}.")
+        if name in not_for:
+            unread.append(f"Not for {program.title}: {not_for[name]}.")
         elif name in card.readers or (row is not None and row.works):
             since = f" {OLDEST} or newer" if name == "transformers" else ""
             shown = "" if row is None else f" ({row.shown_by})"

@@ -17,6 +17,7 @@ from quark.torch.export import gptqmodel_reads, modelopt
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_items, foreign
 from quark.torch.export.described import described, excluded
+from quark.torch.export.in_turn import check_in_turn, joined, pairs_of
 from quark.torch.export.layout import Layout, PairLayout, layout_of_quantizer
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import check_merged, copy_beside, stem_of, write_config
@@ -79,6 +80,10 @@ def export_safetensors(
     if custom_mode != "quark" and (weight_format, pack_method) != ("real_quantized", "reorder"):
         raise ConfigError(f"custom_mode {custom_mode!r} has real_quantized weights in the order 'reorder'")
     names, coded = names_of(model), coded_layers(model)
+    own = (custom_mode, weight_format) == ("quark", "real_quantized")
+    if own and program == "vllm":
+        check_in_turn(model, config)
+    pairs = pairs_of(model, names) if own and program == "vllm" else {}
     if custom_mode == "quark":
         entry = described(config, export, model, names, coded)
     else:
@@ -94,13 +99,12 @@ def export_safetensors(
         items = custom_items(model, items, coded_layouts(model, pack_method), custom_mode, config)
     items = cache_scales_for(program, config, [*outside_items(items, names), *left_out_items(model)])
     with new_folder(output_dir) as folder:
-        write_shards(folder, items, stem_of(model), max_shard_size)
+        write_shards(folder, joined(items, pairs), stem_of(model), max_shard_size)
         copy_beside(model, folder)
         write_config(model, folder, entry)
         if custom_mode == "modelopt":
             modelopt.write_beside(folder, entry)
         if verify:
-            own = (custom_mode, weight_format) == ("quark", "real_quantized")
             check_written(folder, model, items, names, pack_method, None if own else foreign(model, names, entry))
 
 

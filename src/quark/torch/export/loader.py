@@ -25,6 +25,7 @@ from quark.torch.export.api import _map_to_quark
 from quark.torch.export.checkpoint import names_in
 from quark.torch.export.custom_modes import BACK, quark_name
 from quark.torch.export.extras import BRANCH, ROTATION
+from quark.torch.export.in_turn import is_joined
 from quark.torch.export.model_files import kept_wide
 from quark.torch.export.original import names_of
 from quark.torch.export.skeleton import mark_loaded
@@ -140,9 +141,11 @@ def untie(model: nn.Module) -> None:
 
 
 def check_extras(files: Iterable[str]) -> None:
-    """Raise for files with rotations or branches beside layers, which the model of transformers has no place for."""
+    """Raise for files with rotations or branches beside layers, or with gate and up of experts in one, which the model
+    of transformers has no place for."""
     for file in files:
-        found = next((name for name in names_in(Path(file)) if name.endswith((ROTATION, BRANCH))), None)
+        names = names_in(Path(file))
+        found = next((name for name in names if name.endswith((ROTATION, BRANCH)) or is_joined([name])), None)
         if found is not None:
             raise ConfigError(
                 f"{file!r} holds {found!r}, for which transformers has no place; "

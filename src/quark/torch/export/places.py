@@ -11,6 +11,7 @@ from torch import nn
 from quark.errors import ModelError
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.custom_modes import quark_name
+from quark.torch.export.in_turn import pairs_of, taken_apart
 from quark.torch.export.left_out import is_ignored
 from quark.torch.export.original import way_in
 from quark.torch.export.state import attention_parameters
@@ -57,7 +58,7 @@ def inside(
     """(name in memory, value) of every tensor of a checkpoint; those that the model joins, joined."""
     way = way_in(model, {name: form_of(*group[0]) for name, group in places.items()})
     waiting: dict[str, dict[str, torch.Tensor]] = {}
-    for stored, value in checkpoint.tensors():
+    for stored, value in taken_apart(checkpoint.tensors(), pairs_of(model, way.names)):
         name = quark_name(stored, method)
         key = way.member.get(name)
         if key is None:

@@ -20,8 +20,10 @@ from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.gptqmodel_reads import METHODS
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.model_files import float_dtype
+from quark.torch.export.stacked_blocks import takes_turns
 
 NAMES_MODULES = "--for transformers names the modules in the file that it asks for"
+JOINS_ROWS = "--for vllm writes gate and up of experts whose rows take turns as the one tensor that it reads"
 
 
 def readers(
@@ -54,10 +56,17 @@ def readers(
         try:
             check_caches(cache, format, name)
             check_before_work(model, config, format, name, source)
-            found[name] = NAMES_MODULES if format in METHODS and name == "transformers" else ""
+            found[name] = unasked(model, format, name)
         except QuarkError as error:
             found[name] = str(error)
     return found
+
+
+def unasked(model: nn.Module, format: str, program: str) -> str:
+    """Why a program does not read a file that it reads if it is named; "": it does."""
+    if format in METHODS and program == "transformers":
+        return NAMES_MODULES
+    return JOINS_ROWS if (format, program) == ("quark", "vllm") and any(map(takes_turns, model.modules())) else ""
 
 
 def schemes_in(model: nn.Module) -> list[list[str]]:

@@ -24,6 +24,7 @@ from quark.torch.export.custom_modes import from_custom, key_mapping
 from quark.torch.export.described import without_cached
 from quark.torch.export.extras import has_extras, prepare, settle
 from quark.torch.export.graph_reload import is_of_graph, ready_graph
+from quark.torch.export.in_turn import is_joined
 from quark.torch.export.left_out import is_ignored
 from quark.torch.export.model_files import class_named, take_settings
 from quark.torch.export.places import load
@@ -128,7 +129,7 @@ def from_transformers(
     auto: Any = transformers.AutoModelForCausalLM
     cls = class_of(checkpoint, trust_remote_code)
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
-    own_parts = is_inside_attention(scheme.config) or has_extras(checkpoint)
+    own_parts = is_inside_attention(scheme.config) or has_extras(checkpoint) or is_joined(checkpoint.names)
     if own_parts:
         del config.quantization_config
         if kernel := attn_implementation or ("eager" if scheme.config.softmax_quant_spec else None):

@@ -22,6 +22,7 @@ from quark.errors import ModelError
 from quark.numerics.granularity import Block2D, Channel, Granularity, Group
 from quark.torch.export.checkpoint import opened, row_of, tensor_of, weight_files
 from quark.torch.export.decoded import ROUNDED, Foreign, Windows
+from quark.torch.export.in_turn import Pairs, half_of, halves_in, pairs_of
 from quark.torch.export.layout import Stored, layout_of_quantizer
 from quark.torch.export.original import FileNames
 from quark.torch.export.shards import MAKERS, Item
@@ -60,7 +61,9 @@ def verify(
         ModelError: a tensor that is not what the model computes with; it is named.
     """
     with ExitStack() as undo:
-        tasks = list(tasks_of(FolderReader(folder, undo), model, items, names, pack_method, foreign))
+        tasks = list(
+            tasks_of(FolderReader(folder, undo, pairs_of(model, names)), model, items, names, pack_method, foreign)
+        )
         with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), MAKERS))) as pool:
             for _ in pool.map(lambda task: task(), tasks):
                 pass
@@ -97,15 +100,19 @@ def coded_slots(model: nn.Module) -> Iterator[tuple[str, QuantLayer, str]]:
 
 
 class FolderReader:
-    """Tensors of a folder by name; every file is opened once."""
+    """Tensors of a folder by name, those of ``pairs`` that are joined there too; every file is opened once."""
 
-    def __init__(self, folder: Path, undo: ExitStack) -> None:
+    def __init__(self, folder: Path, undo: ExitStack, pairs: Pairs) -> None:
         found = weight_files(folder)
         sources = {file: undo.enter_context(opened(folder / file)) for file in found}
         self.files = {name: (sources[file], folder / file) for file, names in found.items() for name in names}
+        self.halves = halves_in(self.files, pairs)
 
     def __call__(self, name: str, index: int | None = None) -> torch.Tensor:
         """One tensor, from its file; of a stack one element."""
+        if name in self.halves:
+            whole, start = self.halves[name]
+            return half_of(self(whole), start)
         if name not in self.files:
             raise ModelError(f"the tensor {name!r} is not in the files that were written")
         return tensor_of(*self.files[name], name) if index is None else row_of(*self.files[name], name, index)

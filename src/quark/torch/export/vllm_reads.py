@@ -28,16 +28,15 @@ from quark.torch.experts import UnfusedExperts, fact, is_fused
 from quark.torch.export.original import names_of, renamed_item
 from quark.torch.export.reader_scales import tensor_with, with_layers
 from quark.torch.export.shards import Item
-from quark.torch.export.stacked_blocks import MODE
+from quark.torch.export.stacked_blocks import MODE, takes_turns
 from quark.torch.kv_cache import is_cached, role_of
 from quark.torch.matching import Usual, choose_all, find_candidates
 from quark.torch.stage import Stage
 
 log = logging.getLogger(__name__)
 
-#: What reads experts whose rows take turns (gpt_oss), by format: the same for every scheme. In the quark format float
-#: ones are not read either, and vLLM does not say so; in compressed-tensors they are.
-ROWS_IN_TURN = {"quark": "GptOssModel._load_weights_quark", "compressed-tensors": "GptOssModel._load_weights_other"}
+#: What reads experts whose rows take turns (gpt_oss), by format: the same for every scheme; float ones are read.
+ROWS_IN_TURN = {"compressed-tensors": "GptOssModel._load_weights_other"}
 #: Layers of state-space models whose class in vLLM is handed no configuration of a quantization: they are float.
 SCANNED = ("in_proj", "x_proj", "dt_proj", "out_proj")
 #: Classes that put the rows of a layer in another order while they load it, as if all of its tensors were weights.
@@ -202,14 +201,15 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
         if not (is_fused(one) or isinstance(one, UnfusedExperts)):
             continue
         floats = any(fnmatchcase(f"{path}.0.up_proj", pattern) for pattern in config.exclude)
-        if fact(one, "has_gate") and not fact(one, "is_concatenated") and (format == "quark" or not floats):
+        known = takes_turns(one) if format == "quark" else floats  # in_turn.py says which
+        if fact(one, "has_gate") and not fact(one, "is_concatenated") and not known:
             where = ROWS_IN_TURN.get(format, "GptOssModel.load_weights")
             raise ConfigError(
                 f"vLLM reads gate and up of {path!r}, whose rows take turns, as one tensor ({where}), and files in "
-                f"{format} have others; --format {MODE} (--scheme mxfp4_weight_only --exclude '*self_attn*') has them, "
-                f"and float experts are read: --format compressed-tensors --exclude '*experts*'"
+                f"{format} have others; --format quark has them in FP8 and MXFP4 (--scheme fp8, ptpc_fp8, mxfp4), and "
+                f"float experts are read: --format compressed-tensors --exclude '*experts*'"
             )
-        if floats:
+        if floats or (format == "quark" and takes_turns(one)):
             continue
         if format == "compressed-tensors" and has_integer_tensors(config):
             raise ConfigError(

@@ -43,8 +43,9 @@ from quark.torch.export.checkpoint import Checkpoint, opened, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.described import described
 from quark.torch.export.extras import turn_item
+from quark.torch.export.in_turn import Pairs, check_in_turn, joined, pairs_of
 from quark.torch.export.layout import layout_of_quantizer, store
-from quark.torch.export.original import renamed_item
+from quark.torch.export.original import FileNames, renamed_item
 from quark.torch.export.shards import Item, is_whole, item_of, write_file
 from quark.torch.export.state import named, renamed
 from quark.torch.export.vllm_reads import cache_scale_name, warn_of_rounding
@@ -100,6 +101,7 @@ class FileJob:
         turns: of the layers in it whose inputs are turned when they run.
         outside: names in the file, by names in memory.
         grids: where the grids are that tensors of the source had, by their names there.
+        pairs: layers that are one in the file.
         found: what became of these.
         known: that of a file which an interrupted job has finished.
         expected: what is found then.
@@ -119,6 +121,7 @@ class FileJob:
     turns: Mapping[str, Rotation] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=dict)
     grids: Mapping[str, Path] = field(default_factory=dict)
+    pairs: Pairs = field(default_factory=dict)
     found: list[CarriedLayers] = field(default_factory=list)
     known: CarriedLayers | None = None
     expected: dict[str, Expected] = field(default_factory=dict)
@@ -139,7 +142,7 @@ class FileJob:
         Raises:
             ModelError: a tensor differs; it is named.
         """
-        with reading(path, lambda name: self.outside.get(name, name)) as read:
+        with reading(path, lambda name: self.outside.get(name, name), self.pairs) as read:
             for name, row in self.expected.items():
                 row.check(name, read)
         self.expected.clear()
@@ -149,7 +152,7 @@ class FileJob:
         given = (item_of(name, value) for name, value in self.given.items())
         turns = (turn_item(name, turn) for name, turn in self.turns.items())
         made = (*map(self.item, self.tensors), *given, *turns)
-        return [renamed_item(item, lambda name: self.outside.get(name, name)) for item in made]
+        return joined((renamed_item(item, lambda name: self.outside.get(name, name)) for item in made), self.pairs)
 
     def item(self, name: str) -> Item:
         """What a tensor becomes."""
@@ -323,7 +326,11 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
         stored, told = JsonExporterConfig(pack_method=how.pack_method), replace(config, exclude=list(found.excluded))
         return described(told, stored, skeleton.model, skeleton.names, layers)
 
-    for_vllm = how.program == "vllm" and bool(config.kv_cache_quant_config)
+    for_vllm = how.program == "vllm" and not is_detour(goal)
+    pairs, halves = ((pairs_of(skeleton.model, one) if for_vllm else {}) for one in (skeleton.names, FileNames()))
+    if for_vllm:
+        check_in_turn(skeleton.model, config)
+    for_vllm = how.program == "vllm" and bool(pairs or config.kv_cache_quant_config)
     asked = {"program": how.program if for_vllm else None, "dtype": checkpoint.dtype, "max_shard_size": size}
     told_too = {key: value for key, value in asked.items() if value is not None}
     made = is_detour(goal) or not goal.exists()
@@ -335,14 +342,15 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
         jobs = jobs_of(
             checkpoint, goal, replace(decision, tensors=homes(changes, tensors)), how.pack_method, how.device
         )
-        jobs = with_scales(jobs if size is None else split(jobs, size), scales)
+        jobs = with_scales(jobs if size is None else split(jobs, size, halves), scales)
         if stages.tune is not None:
             tuned = tuned_weights(over, stages.tune, changes)
             jobs = [replace(job, tuned=tuned) for job in jobs]
         if stages.refine is not None:
             names = (name for name in decision.weights if name.endswith(".weight") and refined(stages.refine, name))
             warn_of_fixed([quantizer_of(plan, name) for name in names])
-        jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton, for_vllm) for job in jobs]
+        jobs = [replace(changed(job, changes), refine=stages.refine) for job in jobs]
+        jobs = [replace(with_names(job, skeleton, for_vllm), pairs=pairs) for job in jobs]
         records = run([replace(job, grids=grids, found=[]) for job in jobs], how.workers, journal)
         entry = entry_of(without_unreached(config, found, attention.caches, scales) if static else config)
         beside = {"quantization_config": entry, **({"tie_word_embeddings": False} if changes.untied else {})}
@@ -429,17 +437,22 @@ def jobs_of(
     return jobs
 
 
-def split(jobs: list[FileJob], size: int) -> list[FileJob]:
-    """The same tensors in files of at most ``size`` bytes; a tensor that is larger has one of its own."""
+def split(jobs: list[FileJob], size: int, pairs: Pairs) -> list[FileJob]:
+    """The same tensors in files of at most ``size`` bytes; a tensor that is larger has one of its own, and those that
+    become one (``pairs``: by names in memory) stay together."""
     groups: list[tuple[FileJob, list[str]]] = []
+    firsts = {half: halves[0] for halves in pairs.values() for half in halves}
     for job in jobs:
-        left = 0
+        left, together = 0, dict[str, list[str]]()
         for name in job.tensors:
-            need = job.item(name).size
+            layer, _, own = name.rpartition(".")
+            together.setdefault(f"{firsts.get(layer, layer)}.{own}", []).append(name)
+        for names in together.values():
+            need = sum(job.item(name).size for name in names)
             if need > left:
                 groups.append((job, []))
                 left = size
-            groups[-1][1].append(name)
+            groups[-1][1].extend(names)
             left -= need
     count = len(groups)
     if count == len(jobs):

@@ -17,6 +17,7 @@ from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.torch.export.checkpoint import opened, tensor_of
 from quark.torch.export.decoded import Windows
+from quark.torch.export.in_turn import Pairs, half_of, halves_in
 from quark.torch.export.layout import layout_of_quantizer
 from quark.torch.export.state import named
 from quark.torch.export.verify import check, narrowed, quantizer_of_rows, windows, windows_of
@@ -68,14 +69,19 @@ def expected(value: torch.Tensor, quantizer: Quantizer | None, pack_method: str)
 
 
 @contextmanager
-def reading(path: Path, outside: Callable[[str], str]) -> Iterator[Read]:
-    """Gives the tensors of a file by their names in memory."""
+def reading(path: Path, outside: Callable[[str], str], pairs: Pairs) -> Iterator[Read]:
+    """Gives the tensors of a file by their names in memory; ``pairs`` of layers may be one in it."""
     with opened(path) as file:
         names = set(file.keys())
+        halves = halves_in(names, pairs)
 
         def read(name: str) -> torch.Tensor:
-            if outside(name) not in names:
-                raise ModelError(f"the tensor {outside(name)!r} is not in the file that was written")
-            return tensor_of(file, path, outside(name))
+            own = outside(name)
+            if own in halves:
+                whole, start = halves[own]
+                return half_of(tensor_of(file, path, whole), start)
+            if own not in names:
+                raise ModelError(f"the tensor {own!r} is not in the file that was written")
+            return tensor_of(file, path, own)
 
         yield read
