@@ -145,7 +145,19 @@ def test_what_vllm_does_not_read_is_refused(tmp_path: Path) -> None:
         ("fp8", {"exclude": ["*experts*"]}, "would be float"),
         ("fp8", {"exclude": ["*experts.2.down_proj"]}, "experts.2.down_proj' would be float"),
         ("fp8", {"layer_quant_config": {"*down_proj": plain.get_config("mxfp4").global_quant_config}}, "in one scheme"),
-        ("fp8", {"layer_quant_config": {"*_attn*": plain.get_config("ptpc_fp8").global_quant_config}}, None),
+        (
+            "mxfp4",
+            {"layer_quant_config": {"*self_attn*": plain.get_config("fp8").global_quant_config}},
+            "looks for the",
+        ),
+        ("mxfp4", {"layer_quant_config": {"*.self_attn.*": plain.get_config("fp8").global_quant_config}}, None),
+        (
+            "fp8",
+            {"layer_quant_config": {"*.experts.*": plain.get_config("mxfp4").global_quant_config}},
+            "looks for the",
+        ),
+        ("fp8", {"layer_quant_config": {"*experts*": plain.get_config("mxfp4").global_quant_config}}, None),
+        ("fp8", {"exclude": []}, "'lm_head' is quantized, which vLLM holds in float"),
     ]
     for scheme, more, why in cases:
         model = small()

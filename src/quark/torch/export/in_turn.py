@@ -10,6 +10,7 @@ In memory, and in files that are for nobody, gate and up are layers of their own
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from math import prod
 
 import torch
@@ -28,6 +29,8 @@ from quark.torch.stage import Stage
 
 JOINED = "gate_up_proj"
 FP8 = "fp8_e4m3"
+ATTENTION = (".self_attn.", ".attn.")  # of names, and in vLLM (GptOssForCausalLM.hf_to_vllm_mapper)
+HEAD = "GptOssForCausalLM gives it no quant_config"
 READS = "GptOssModel._load_weights_quark"
 FLOATS = "--format compressed-tensors --exclude '*experts*' has float ones"
 SLOTS = ("weight", "input_tensors")
@@ -60,12 +63,13 @@ def check_in_turn(model: nn.Module, config: QConfig) -> None:
         config: that it is, or will be, quantized by.
 
     Raises:
-        ConfigError: experts of another scheme, or of several; the first layer is named.
+        ConfigError: experts of another scheme, or of several, or a layer that vLLM takes for one of another scheme; the
+            first layer is named.
     """
-    for path, module in model.named_modules():
-        if not takes_turns(module):
-            continue
-        layers = [one for one in find_candidates(model) if one.name.startswith(f"{path}.")]
+    paths = [path for path, module in model.named_modules() if takes_turns(module)]
+    everything = list(find_candidates(model)) if paths else []
+    for path in paths:
+        layers = [one for one in everything if one.name.startswith(f"{path}.")]
         schemes = {one.name: chosen_stages(one, config) for one in layers} or {path: ((), ())}
         first = next(iter(schemes))
         for name, stages in schemes.items():
@@ -80,6 +84,27 @@ def check_in_turn(model: nn.Module, config: QConfig) -> None:
                     f"vLLM reads all experts of {path!r}, whose rows take turns, in one scheme ({READS}), and "
                     f"{name!r} has another one than {first!r}"
                 )
+    for layer in everything:
+        check_name_there(layer, next((path for path in paths if layer.name.startswith(f"{path}.")), layer.name), config)
+
+
+def check_name_there(layer: Candidate, name: str, config: QConfig) -> None:
+    """Refuse a layer for which vLLM, that looks for ``name``, finds another scheme than it has."""
+    stages, there = chosen_stages(layer, config), name.replace(*ATTENTION)
+    if not any(stages):
+        return
+    if name == layer.name and there == name:
+        raise ConfigError(
+            f"{name!r} is quantized, which vLLM holds in float ({HEAD}); leave it out of the quantization"
+        )
+    layers = ((str(key).replace(*ATTENTION), own) for key, own in config.layer_quant_config.items())
+    hits = (own for key, own in layers if (fnmatchcase(there, key) if "*" in key else there in key))
+    found = next(hits, config.global_quant_config)
+    if tuple(tuple(found.stages(slot)) for slot in SLOTS) != stages:
+        raise ConfigError(
+            f"vLLM looks for the scheme of {layer.name!r} by the name {there!r}, and finds another one "
+            f"(QuarkConfig._find_matched_config); patterns such as '*experts*' and '*q_proj' fit names here and there"
+        )
 
 
 def chosen_stages(layer: Candidate, config: QConfig) -> tuple[tuple[Stage, ...], ...]:
@@ -161,7 +186,7 @@ def bytes_of(value: torch.Tensor) -> torch.Tensor:
 
 def halves_in(names: Iterable[str], pairs: Pairs) -> dict[str, tuple[str, int]]:
     """Of the tensors in files that are joined: the name there, and the first row, by the names of gate and up."""
-    found = {}
+    found: dict[str, tuple[str, int]] = {}
     for name in names:
         layer, _, end = name.rpartition(".")
         found |= {f"{half}.{end}": (name, start) for start, half in enumerate(pairs.get(layer, ()))}
