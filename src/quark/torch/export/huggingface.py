@@ -17,7 +17,7 @@ from quark.torch.export import gptqmodel_reads, modelopt
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_items, foreign
 from quark.torch.export.described import described, excluded
-from quark.torch.export.in_turn import check_in_turn, joined, pairs_of
+from quark.torch.export.in_turn import checked_pairs, joined
 from quark.torch.export.layout import Layout, PairLayout, layout_of_quantizer
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import check_merged, copy_beside, stem_of, write_config
@@ -81,9 +81,7 @@ def export_safetensors(
         raise ConfigError(f"custom_mode {custom_mode!r} has real_quantized weights in the order 'reorder'")
     names, coded = names_of(model), coded_layers(model)
     own = (custom_mode, weight_format) == ("quark", "real_quantized")
-    if own and program == "vllm":
-        check_in_turn(model, config)
-    pairs = pairs_of(model, names) if own and program == "vllm" else {}
+    pairs = checked_pairs(model, config, names) if own and program == "vllm" else {}
     if custom_mode == "quark":
         entry = described(config, export, model, names, coded)
     else:

@@ -28,7 +28,7 @@ from quark.torch.matching import Candidate, choose_all, find_candidates
 from quark.torch.stage import Stage
 
 JOINED = "gate_up_proj"
-FP8 = "fp8_e4m3"
+FP8 = str(torch.float8_e4m3fn).removeprefix("torch.")
 ATTENTION = (".self_attn.", ".attn.")  # of names, and in vLLM (GptOssForCausalLM.hf_to_vllm_mapper)
 HEAD = "GptOssForCausalLM gives it no quant_config"
 READS = "GptOssModel._load_weights_quark"
@@ -53,6 +53,12 @@ def pairs_of(model: nn.Module, names: FileNames) -> Pairs:
             halves = tuple(names.layer(f"{path}.{number}.{own}") for own in SOURCES[JOINED])
             found[f"{halves[0].rpartition('.')[0]}.{JOINED}"] = halves
     return found
+
+
+def checked_pairs(model: nn.Module, config: QConfig, names: FileNames) -> Pairs:
+    """``pairs_of`` a model that vLLM reads, or the error of ``check_in_turn``."""
+    check_in_turn(model, config)
+    return pairs_of(model, names)
 
 
 def check_in_turn(model: nn.Module, config: QConfig) -> None:
@@ -120,7 +126,7 @@ def is_read(stages: tuple[Stage, ...]) -> bool:
     (stage,) = stages
     if stage.is_block:
         return stage.format.name.removesuffix("_even") == MODE
-    return stage.format.name == FP8 and isinstance(stage.spec.granularity, Tensor | Channel)
+    return getattr(stage.spec.row, "torch_dtype", None) == FP8 and isinstance(stage.spec.granularity, Tensor | Channel)
 
 
 def joined(items: Iterable[Item], pairs: Pairs) -> list[Item]:

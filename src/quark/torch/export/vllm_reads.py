@@ -203,11 +203,11 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
         floats = any(fnmatchcase(f"{path}.0.up_proj", pattern) for pattern in config.exclude)
         known = takes_turns(one) if format == "quark" else floats  # in_turn.py says which
         if fact(one, "has_gate") and not fact(one, "is_concatenated") and not known:
-            where = ROWS_IN_TURN.get(format, "GptOssModel.load_weights")
             raise ConfigError(
-                f"vLLM reads gate and up of {path!r}, whose rows take turns, as one tensor ({where}), and files in "
-                f"{format} have others; --format quark has them in FP8 and MXFP4 (--scheme fp8, ptpc_fp8, mxfp4), and "
-                f"float experts are read: --format compressed-tensors --exclude '*experts*'"
+                f"vLLM reads gate and up of {path!r}, whose rows take turns, as one tensor "
+                f"({ROWS_IN_TURN.get(format, 'GptOssModel.load_weights')}), and files in {format} have others; "
+                f"--format quark has them in FP8 and MXFP4 (--scheme fp8, ptpc_fp8, mxfp4), and float experts are "
+                f"read: --format compressed-tensors --exclude '*experts*'"
             )
         if floats or (format == "quark" and takes_turns(one)):
             continue

@@ -43,7 +43,7 @@ from quark.torch.export.checkpoint import Checkpoint, opened, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.described import described
 from quark.torch.export.extras import turn_item
-from quark.torch.export.in_turn import Pairs, check_in_turn, joined, pairs_of
+from quark.torch.export.in_turn import Pairs, checked_pairs, joined
 from quark.torch.export.layout import layout_of_quantizer, store
 from quark.torch.export.original import FileNames, renamed_item
 from quark.torch.export.shards import Item, is_whole, item_of, write_file
@@ -310,11 +310,10 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
     """The job, of a checkpoint that is float or was decoded."""
     grids, size = places_of(checkpoint.folder), how.max_shard_size
     decision = decide(checkpoint, config)
-    skeleton, found, plan = decision.skeleton, decision.found, decision.found.plan
+    skeleton, found, plan, tensors = decision.skeleton, decision.found, decision.found.plan, decision.tensors
     static = needs_samples(found, attention := find_targets(skeleton.model, config), how.samples)
     stages = stages_of(config, plan, static, how.samples)
     samples = None if how.samples is None else list(how.samples)  # read once: what is digested is what is used
-    tensors = decision.tensors
     warn_of_stacked(tensors)
     warn_of_types(checkpoint, () if grids else decision.weights.values())
     tell_layouts(found)
@@ -326,10 +325,7 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
         stored, told = JsonExporterConfig(pack_method=how.pack_method), replace(config, exclude=list(found.excluded))
         return described(told, stored, skeleton.model, skeleton.names, layers)
 
-    for_vllm = how.program == "vllm" and not is_detour(goal)
-    pairs, halves = ((pairs_of(skeleton.model, one) if for_vllm else {}) for one in (skeleton.names, FileNames()))
-    if for_vllm:
-        check_in_turn(skeleton.model, config)
+    pairs, halves = joined_layers(skeleton, config, how.program if not is_detour(goal) else None)
     for_vllm = how.program == "vllm" and bool(pairs or config.kv_cache_quant_config)
     asked = {"program": how.program if for_vllm else None, "dtype": checkpoint.dtype, "max_shard_size": size}
     told_too = {key: value for key, value in asked.items() if value is not None}
@@ -349,8 +345,7 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
         if stages.refine is not None:
             names = (name for name in decision.weights if name.endswith(".weight") and refined(stages.refine, name))
             warn_of_fixed([quantizer_of(plan, name) for name in names])
-        jobs = [replace(changed(job, changes), refine=stages.refine) for job in jobs]
-        jobs = [replace(with_names(job, skeleton, for_vllm), pairs=pairs) for job in jobs]
+        jobs = [with_names(changed(job, changes, stages.refine), skeleton, for_vllm, pairs) for job in jobs]
         records = run([replace(job, grids=grids, found=[]) for job in jobs], how.workers, journal)
         entry = entry_of(without_unreached(config, found, attention.caches, scales) if static else config)
         beside = {"quantization_config": entry, **({"tie_word_embeddings": False} if changes.untied else {})}
@@ -373,19 +368,27 @@ def static_scales(job: RunInFiles) -> dict[str, torch.Tensor]:
     return dict(sorted(scales.items()))
 
 
-def changed(job: FileJob, changes: Changes) -> FileJob:
-    """A job whose changed tensors are read from where they are."""
+def joined_layers(skeleton: Skeleton, config: QConfig, program: str | None) -> tuple[Pairs, Pairs]:
+    """The layers that are one in files for a program, by names outside and by those in memory."""
+    names = (skeleton.names, FileNames()) if program == "vllm" else ()
+    outside, inside = (checked_pairs(skeleton.model, config, one) for one in names) if names else ({}, {})
+    return outside, inside
+
+
+def changed(job: FileJob, changes: Changes, refine: HQQConfig | None) -> FileJob:
+    """A job whose changed tensors are read from where they are, and that refines scales."""
     tensors = {name: changes.tensors.get(name, stored) for name, stored in job.tensors.items()}
     weights = {name: changes.tensors.get(name, stored) for name, stored in job.weights.items()}
     turns = {name: turn for name, turn in changes.turns.items() if f"{name}.weight" in tensors}
-    return replace(job, tensors=tensors, weights=weights, turns=turns)
+    return replace(job, tensors=tensors, weights=weights, turns=turns, refine=refine)
 
 
-def with_names(job: FileJob, skeleton: Skeleton, for_vllm: bool = False) -> FileJob:
-    """A job that knows the names of its tensors outside."""
+def with_names(job: FileJob, skeleton: Skeleton, for_vllm: bool, pairs: Pairs) -> FileJob:
+    """A job that knows the names of its tensors outside, and which become one."""
     names = [name for item in job.items() for name in item.form]
     outside = {name: skeleton.outside(name, job.weights) for name in names}
-    return replace(job, outside={name: cache_scale_name(own) for name, own in outside.items()} if for_vllm else outside)
+    told = {name: cache_scale_name(own) for name, own in outside.items()} if for_vllm else outside
+    return replace(job, outside=told, pairs=pairs)
 
 
 def with_scales(jobs: list[FileJob], scales: Mapping[str, torch.Tensor]) -> list[FileJob]:
