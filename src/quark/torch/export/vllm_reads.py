@@ -206,8 +206,7 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
             raise ConfigError(
                 f"vLLM reads gate and up of {path!r}, whose rows take turns, as one tensor "
                 f"({ROWS_IN_TURN.get(format, 'GptOssModel.load_weights')}), and files in {format} have others; "
-                f"--format quark has them in FP8 and MXFP4 (--scheme fp8, ptpc_fp8, mxfp4), and float experts are "
-                f"read: --format compressed-tensors --exclude '*experts*'"
+                f"--format quark has FP8 and MXFP4 ones, --format compressed-tensors --exclude '*experts*' float ones"
             )
         if floats or (format == "quark" and takes_turns(one)):
             continue
