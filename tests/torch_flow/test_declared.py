@@ -75,7 +75,11 @@ def source(form: str, tie: bool, folder: Path, cache: str | None = None) -> None
     if form == "float":
         model.save_pretrained(folder)
     else:
-        model = quantized(model, LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme=cache))
+        config = LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme=cache)
+        config.kv_cache_post_rope = (
+            cache is not None
+        )  # as other programs quantize keys; convert refuses another place for them
+        model = quantized(model, config)
         export_as(model, folder, form, folder, program="vllm")
     declare(folder)
 
