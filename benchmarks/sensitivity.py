@@ -32,6 +32,7 @@ from benchmarks.search import SHARED, helper
 from quark.files.journal import Journal
 from quark.search.loop import within
 from quark.search.refine import Alone, refined
+from quark.search.tried_model import study
 from quark.search.values import Study
 
 ONNX: dict[str, tuple[str, str]] = {
@@ -78,27 +79,23 @@ def gaps(trials: Study, estimates: Study, alone: Callable[[], Alone]) -> list[fl
 
 def onnx(name: str, count: int, plans: bool) -> Row:
     """An ONNX model."""
-    from quark.onnx import layer_runs
     from quark.onnx.config_file import config_of
+    from quark.onnx.layer_runs import open_runs
     from quark.onnx.one_pass import PLANNING, Passes
     from quark.onnx.quantization.config.config import Config
-    from quark.onnx.scratch import Scratch
-    from quark.onnx.sensitivity import study
 
     file, loader = ONNX[name]
     path, step = SHARED / "models" / f"{file}.onnx", 8 if name == "gtcrn" else 1  # frames of a sound: not neighbours
     samples = list(getattr(helper("load_examples"), loader)(3 * count * step))[::step]
     job = Config(config_of({"preset": "A8W8_CPU"})).compile()
-    with Scratch(job.options) as scratch:
-        layers = layer_runs.candidate_layers(CANDIDATES, "any", job)
-        made = layer_runs.open_runs(path, job, layers, samples[:count], scratch, 1)
+    with open_runs(path, job, CANDIDATES, samples[:count]) as layers:
         start = time.process_time()
-        trials = study(made, CANDIDATES, "sqnr", 1, Journal())
+        trials = study(layers, "sqnr", Journal())
         middle = time.process_time()
-        alone_passes = Passes.over(made, CANDIDATES, "sqnr")
+        alone_passes = Passes.over(layers, "sqnr")
         estimates = alone_passes.study()
         end = time.process_time()
-        passes = Passes.over(made, CANDIDATES, "sqnr", PLANNING)
+        passes = Passes.over(layers, "sqnr", PLANNING)
         resting = passes.study()
         spent = list[Passes]()
 
@@ -107,7 +104,6 @@ def onnx(name: str, count: int, plans: bool) -> Row:
             return Alone(spent[-1].losses, spent[-1].left)
 
         lost = gaps(trials, resting, alone)
-        layer_runs.close()
     runs, spared = alone_passes.runs(), max(one.runs() for one in spent)
     row = as_row(trials, estimates, passes.all_runs(), runs, (middle - start, end - middle), lost)
     return row | {"runs with plan": spared} | ({"plans": worse(path, samples, count)} if plans else {})
@@ -150,18 +146,17 @@ def torch(name: str, count: int, plans: bool) -> Row:
     """A torch model; the divergence of the logits."""
     from quark.torch import one_pass
     from quark.torch.layer_runs import lay_out
-    from quark.torch.sensitivity import TRIED, LayerTrials, Source
+    from quark.torch.sensitivity import TRIED, Source, trials_of
 
     model, samples, exclude = torch_model(name)
     with tempfile.TemporaryDirectory() as folder:
         common = lay_out(model, samples[:count], Path(folder))
-        made = LayerTrials(Source(model), model, common, {"scheme": TORCH[0], "exclude": exclude}, "kl", Journal())
+        made = trials_of(Source(model), model, common, {"scheme": TORCH[0], "exclude": exclude}, TORCH)
         start = time.process_time()
-        trials = made.study(TORCH)
+        trials = study(made, "kl", Journal())
         middle = time.process_time()
-        estimates = made.study(TORCH, estimate=True)
+        estimates, alone = made.estimated("kl")
         end = time.process_time()
-        alone = made.alone(estimates)
         lost = gaps(trials, estimates, lambda: alone)
     runs = one_pass.runs(count, len(TORCH)) + alone.left(0) * min(TRIED, count)
     return as_row(trials, estimates, count * len(trials.trials), runs, (middle - start, end - middle), lost)

@@ -315,7 +315,6 @@ ALLOWED = {
     "quark.onnx.algorithms.samples": "files of random names in TmpDir or cache_dir",
     "quark.onnx.injected": PRIVATE,
     "quark.onnx.layer_runs": PRIVATE,
-    "quark.onnx.kernel_times": PRIVATE,
     "quark.onnx.scratch": "the folder for intermediate files",
     "quark.onnx.search": PRIVATE,
     "quark.onnx.workers": PRIVATE,

@@ -24,9 +24,8 @@ from quark.onnx.injected import crossing_of, cut, open_to_noise
 from quark.onnx.layer_runs import OnnxLayerRuns, opened
 from quark.onnx.one_pass import PLANNING, RANKING, Effort, Passes
 from quark.onnx.quantization.config.config import Config
-from quark.onnx.scratch import Scratch
 from quark.onnx.search import search
-from quark.onnx.sensitivity import study
+from quark.search.tried_model import study
 from quark.search.values import Study
 
 NAMES = ("uint8/int4", "uint8/int8@channel", "float")
@@ -39,20 +38,16 @@ def samples(count: int) -> list[dict[str, np.ndarray]]:
 @contextmanager
 def runs_of(preset: str, count: int, names: Sequence[str]) -> Iterator[OnnxLayerRuns]:
     job = Config(config_of({"preset": preset})).compile()
-    with Scratch(job.options) as scratch:
-        layers = layer_runs.candidate_layers(names, job.target, job)
-        try:
-            yield layer_runs.open_runs(data.model_path(), job, layers, samples(count), scratch)
-        finally:
-            layer_runs.close()
+    with layer_runs.open_runs(data.model_path(), job, names, samples(count)) as made:
+        yield made
 
 
 def both(preset: str, count: int) -> tuple[Study, Study, Passes]:
     """By trials, by passes, and the passes."""
     names = NAMES if preset != "XINT8" else ("XINT8", "float")
     with runs_of(preset, count, names) as made:
-        passes = Passes.over(made, names, "sqnr")
-        return study(made, names, "sqnr", 1, Journal()), passes.study(), passes
+        passes = Passes.over(made, "sqnr")
+        return study(made, "sqnr", Journal()), passes.study(), passes
 
 
 @pytest.mark.parametrize("preset", ["A8W8_CPU", "XINT8"])
@@ -149,7 +144,7 @@ def test_only_what_a_file_can_hold_crosses_a_cut(tmp_path: Path) -> None:
 def test_estimates_and_what_plans_rest_on_take_few_runs_together(count: int, effort: Effort) -> None:
     """``fewer`` times fewer runs than trials, unless one candidate of each layer on one sample takes more alone."""
     with runs_of("A8W8_CPU", count, NAMES) as made:
-        passes = Passes.over(made, NAMES, "sqnr", effort)
+        passes = Passes.over(made, "sqnr", effort)
         pairs = [(one.layer, one.candidate) for one in passes.study().trials if one.candidate != "float"]
         first, done = passes.runs(), 0
         for pair in pairs:

@@ -356,7 +356,7 @@ def test_options_about_scales_and_weights_hold_for_presets_too(where: str, given
     preset.layers = {"one": preset.layer}
     job = Config(preset).compile()
     single = next(rule.layer for rule in job.rules.rules if rule.source == "layers")
-    tried = candidate_layers(["A8W8"], job.target, job)["A8W8"]
+    tried = candidate_layers(["A8W8"], job)["A8W8"]
     found = {"preset": job.rules.default, "layers": single, "candidate": tried}[where]
     assert found is not None and found.weight == wanted.weight
     assert found.inputs is not None and wanted.inputs is not None

@@ -11,9 +11,10 @@ from torch import nn
 
 from quark.files.journal import Journal
 from quark.search.refine import FEWER
+from quark.search.tried_model import study
 from quark.torch.layer_runs import lay_out
 from quark.torch.one_pass import runs
-from quark.torch.sensitivity import TRIED, LayerTrials, Source
+from quark.torch.sensitivity import TRIED, Source, trials_of
 
 CANDIDATES = ("int4_wo_32", "int8_wo_per_channel")
 
@@ -42,9 +43,9 @@ def test_losses_are_those_of_trials(tmp_path: Path, metric: str) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     common = lay_out(model, [torch.randn(4, 5, 32) for _ in range(6)], tmp_path)
     base = {"scheme": CANDIDATES[0], "exclude": []}
+    made = trials_of(Source(model), model, common, base, CANDIDATES)
     trials, passes = (
-        LayerTrials(Source(model), model, common, base, metric, Journal()).study(CANDIDATES, estimate)
-        for estimate in (False, True)
+        made.estimated(metric)[0] if estimate else study(made, metric, Journal()) for estimate in (False, True)
     )
     for name in CANDIDATES:
         one, other = (np.array([t.loss for t in found.trials if t.candidate == name]) for found in (trials, passes))
@@ -64,11 +65,11 @@ def test_what_a_plan_rests_on_is_tried_on_few_samples_within_the_runs_that_are_a
         (tmp_path / name).mkdir()
     base = {"scheme": CANDIDATES[0], "exclude": []}
     many, two = (
-        LayerTrials(Source(model), model, lay_out(model, part, tmp_path / name), base, "kl", Journal())
+        trials_of(Source(model), model, lay_out(model, part, tmp_path / name), base, CANDIDATES)
         for name, part in (("all", samples), ("few", samples[:TRIED]))
     )
-    estimates, tried = many.study(CANDIDATES, estimate=True), two.study(CANDIDATES)
-    alone, pairs = many.alone(estimates), [(one.layer, one.candidate) for one in tried.trials][:5]
+    (estimates, alone), tried = many.estimated("kl"), study(two, "kl", Journal())
+    pairs = [(one.layer, one.candidate) for one in tried.trials][:5]
     assert alone.losses(pairs) == pytest.approx([one.loss for one in tried.trials[:5]], rel=1e-6)
     all_runs, spent = count * len(estimates.trials), runs(count, len(CANDIDATES))
     assert spent + alone.left(0) * TRIED <= all_runs / FEWER < spent + (alone.left(0) + 1) * TRIED

@@ -17,6 +17,7 @@ from torch import nn
 
 import quark
 from quark.cli import main
+from quark.cli.search_tables import layer_table
 from quark.errors import ConfigError
 from quark.numerics.formats import Block
 from quark.observers import SEARCHES
@@ -135,6 +136,8 @@ def test_every_output_counts(estimate: bool, names: tuple[str, ...], caplog: pyt
     trial = found.study.of("second", "int8")
     assert trial is not None and trial.loss == pytest.approx(1.5e-3, rel=0.7)
     assert "kl is of the first" not in caplog.text
+    errors = search(model, data, candidates, "mse<=1e-3", config=config, estimate=estimate)
+    assert errors.met and errors.study.metric == "sqnr"
     sensitivity(model, data[:1], ["int8"], exclude=[])
     assert "kl is of the first of the model's 2 outputs" in caplog.text
 
@@ -211,6 +214,13 @@ def test_nothing_is_compared_with_a_float_model_whose_metric_is_no_number(tmp_pa
     (tmp_path / "task.py").write_text("score = lambda model: float('inf')\n")
     with pytest.raises(ConfigError, match="the metric of the float model is inf"):
         sensitivity(nn.Linear(32, 4), [torch.ones(2, 32)], ["mxfp4"], metric=f"{tmp_path / 'task.py'}:score")
+
+
+def test_a_function_of_the_users_may_have_the_name_of_a_measure(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("import torch\nsqnr = lambda model: model(torch.ones(2, 32)).sum().item()\n")
+    model, metric = nn.Linear(32, 4), f"{tmp_path / 'task.py'}:sqnr"
+    found = sensitivity(model, [torch.ones(2, 32)], ["mxfp4", "float"], exclude=[], metric=metric)
+    assert [row[3] for row in layer_table(found).rows] == [f"{model(torch.ones(2, 32)).sum().item():.4g}"]
 
 
 def stored(folder: Path, layers: list[str]) -> int:

@@ -34,9 +34,9 @@ from quark.onnx.forecast import forecast
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import library_files
 from quark.onnx.latency import quiet_seconds
-from quark.onnx.one_pass import estimate
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.recipes import QUICKER, RECIPES, Choice, Situation, wider
+from quark.onnx.sensitivity import estimate
 from quark.onnx.trial_files import probed, quantized
 from quark.onnx.trials import OnnxGoal, OnnxOutcome, OnnxTrial, Probed, entry_of, identity_of, remembered
 from quark.report.verdict import Judged, worst

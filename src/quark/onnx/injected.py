@@ -48,7 +48,7 @@ class Stretch:
 def stretches(made: OnnxLayerRuns) -> tuple[Stretch, ...]:
     """The layers of the main graph in stretches of as many, in order."""
     nodes = list(opened(str(made.common.model)).graph)
-    macs, names = macs_of(made.common), {unit.name for unit in made.units}
+    macs, names = macs_of(made.common), {unit.name for unit in made.layers}
     places = [place for place, node in enumerate(nodes) if node.name in names]
     size, found = max(1, -(-len(places) // CUTS)), list[Stretch]()
     start, crossing = 0, tuple[str, ...]()
@@ -84,7 +84,7 @@ def _read_behind(before: Sequence[ir.Node]) -> Iterator[tuple[ir.Value, ir.Node,
 
 def floats_of(made: OnnxLayerRuns, found: Sequence[Stretch]) -> tuple[str, ...]:
     """What is fed as the float model makes it: what layers read and make, and what crosses the cuts."""
-    layers = {unit.name for unit in made.units}
+    layers = {unit.name for unit in made.layers}
     nodes = (node for node in opened(str(made.common.model)).graph if node.name in layers)
     values = [value for node in nodes for value in (*node.inputs, *node.outputs) if value and value.producer()]
     plain = (str(value.name) for value in values if _is_kept(value))

@@ -11,9 +11,9 @@ Not handled: kernels that carry none of these names; the layout changes of the r
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,24 +37,26 @@ if TYPE_CHECKING:
 #: Inferences that are counted, after some that are not.
 RUNS, WARM = 20, 5
 KERNEL = "_kernel_time"
-Quantize = Callable[[Mapping[str, str], Path], Path]
+Quantized = Callable[[Mapping[str, str]], AbstractContextManager[str]]
 
 
-def with_latency(study: Study, common: FloatModelFiles, quantize: Quantize) -> Study:
+def with_latency(study: Study, common: FloatModelFiles, quantized: Quantized) -> Study:
     """The study with the cost ``latency``, in seconds.
 
     Args:
         study: of the layers.
         common: of the trials.
-        quantize: writes the model of a plan (candidate by layer) into a folder, and says where.
+        quantized: the path of the model of a plan (candidate by layer), for a while.
     """
     model = files.load(common.model)
     seconds = {}
     for name in study.candidates:
         fits = {layer: name if study.of(layer, name) else study.candidates[0] for layer in study.layers}
-        with tempfile.TemporaryDirectory(dir=common.folder, ignore_cleanup_errors=True) as folder:
-            path, names = quantize(fits, Path(folder)), owners(model, study.layers)
-            seconds[name] = layer_seconds(path, next(common.pairs())[0], common.job.options, common.threads, names)
+        with quantized(fits) as path:
+            names = owners(model, study.layers)
+            seconds[name] = layer_seconds(
+                Path(path), next(common.pairs())[0], common.job.options, common.threads, names
+            )
     trials = (
         replace(one, costs={**one.costs, "latency": seconds[one.candidate].get(one.layer, 0.0)}) for one in study.trials
     )

@@ -160,7 +160,7 @@ def local_errors(
     there = {value.name for node in local.model.graph for value in node.outputs}
     names = {
         unit.name: [name for name in _outputs(made.common, unit) if _ERROR.format(name) in there]
-        for unit in made.units
+        for unit in made.layers
         if candidate in unit.tensors
     }
     wanted = [_ERROR.format(name) for found in names.values() for name in found]

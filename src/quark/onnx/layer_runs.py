@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
-from quark.config.job import Job, Target, for_target
+from quark import parallel
+from quark.config.job import Job, for_target
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import NodeInfo, Rule
 from quark.config.tensor import LayerSpec
@@ -60,6 +62,8 @@ from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Fed, Made, QuantizedBody, entered, install
 from quark.report.process import lent
+from quark.search.trials import Measured, Pair, by_function
+from quark.search.tried_model import TriedModel
 from quark.search.values import check_distinct
 
 MODEL = "float.onnx"
@@ -150,25 +154,47 @@ class FloatModelFiles:
 
 
 @dataclass(frozen=True)
-class OnnxLayerRuns:
-    """Everything for the trials of one model.
+class OnnxLayerRuns(TriedModel):
+    """The layers of one model.
 
     Attributes:
+        layers: in the order of the graph.
         common: what trials need.
-        units: the layers, in the order of the graph.
-        model, data: digests.
+        names: the candidates.
+        digest, data: of the model and of the samples.
         moved: inputs whose samples have their channels last in the prepared model.
+        job: as it was asked for.
+        workers: trials at a time.
     """
 
+    USUAL = "sqnr"
+    layers: tuple[Unit, ...]
     common: FloatModelFiles
-    units: tuple[Unit, ...]
-    model: str
+    names: tuple[str, ...]
+    digest: str
     data: str
     moved: frozenset[str]
+    job: Job
+    workers: int
+
+    def belongs(self) -> dict[str, str]:
+        """As the base says."""
+        return {"model": self.digest, "data": self.data, **fingerprint.of_job(self.job)}
+
+    def tried(self, pairs: Sequence[Pair], metric: str) -> Iterator[tuple[Pair, Measured]]:
+        """As the base says; what two candidates make alike of a layer is measured once."""
+        units, alike = {unit.name: unit for unit in self.layers}, dict[bytes, list[Pair]]()
+        for pair in pairs:
+            alike.setdefault(units[pair[0]].digest(pair[1]), []).append(pair)
+        calls = (
+            parallel.delayed(trial, self.common, units[name], *(one, metric)) for (name, one), *_ in alike.values()
+        )
+        for same, measured in zip(alike.values(), parallel.in_threads(calls, self.workers), strict=True):
+            yield from ((pair, measured) for pair in same)
 
 
-def candidate_layers(names: Sequence[str], target: Target, job: Job) -> dict[str, LayerSpec | None]:
-    """The specs of every candidate, as the target wants them.
+def candidate_layers(names: Sequence[str], job: Job) -> dict[str, LayerSpec | None]:
+    """The specs of every candidate, as the target of the job wants them.
 
     Raises:
         ConfigError: an unknown candidate, one that is listed twice, or none.
@@ -180,35 +206,53 @@ def candidate_layers(names: Sequence[str], target: Target, job: Job) -> dict[str
     for name in names:
         spec = candidate(split(name)[0])
         rules = replace(job.rules, rules=(Rule((), spec and with_options(spec, job.options), "candidates"),))
-        found[name] = for_target(replace(job, rules=rules, target=target)).rules.rules[0].layer
+        found[name] = for_target(replace(job, rules=rules)).rules.rules[0].layer
     return found
 
 
+@contextmanager
 def open_runs(
+    model_input: files.ModelInput,
+    job: Job,
+    names: Sequence[str],
+    reader: Any,
+    workers: int = 1,
+    ledger: str | Path | None = None,
+) -> Iterator[OnnxLayerRuns]:
+    """Prepare, calibrate once, and lay everything out for the trials; no other process works on the ledger meanwhile.
+
+    Args:
+        model_input: the float model.
+        job: of the whole model; its rules decide which layers may be quantized at all.
+        names: the candidates.
+        reader: the samples.
+        workers: how many trials run at once.
+        ledger: of the trials.
+
+    Raises:
+        ConfigError: a job that is not static, an unknown candidate, or nothing that can be quantized.
+        DataError: no samples, or no float output to compare.
+    """
+    with Scratch(job.options) as scratch, Journal.held(ledger):
+        candidates = candidate_layers(names, job)
+        try:
+            yield _laid_out(model_input, job, candidates, reader, scratch, workers)
+        finally:
+            opened.cache_clear()  # trials have opened models of a folder that is to be removed
+
+
+def _laid_out(
     model_input: files.ModelInput,
     job: Job,
     candidates: Mapping[str, LayerSpec | None],
     reader: Any,
     scratch: Scratch,
-    workers: int = 1,
+    workers: int,
 ) -> OnnxLayerRuns:
-    """Prepare, calibrate once, and lay everything out for the trials.
-
-    Args:
-        model_input: the float model.
-        job: of the whole model; its rules decide which layers may be quantized at all.
-        candidates: name -> specs; ``None`` is float.
-        reader: the samples.
-        scratch: where the folder is made.
-        workers: how many trials run at once.
-
-    Raises:
-        ConfigError: a job that is not static, or nothing that can be quantized.
-        DataError: no samples, or no float output to compare.
-    """
+    """Everything that trials need; ``candidates``: their specs, ``None`` is float."""
     if job.mode != "static":
         raise ConfigError(f"single layers are quantized statically; the configuration asks for the mode {job.mode!r}")
-    source = files.load(model_input)
+    source, asked = files.load(model_input), job
     digest, known = fingerprint.of_model(source), all_known(source)
     specs = tuple(Rule((), spec, "candidates") for spec in candidates.values() if spec is not None)
     job = replace(job, rules=replace(job.rules, rules=(*specs, *job.rules.rules)))
@@ -232,7 +276,11 @@ def open_runs(
     common, inside = _bodies(common, model, candidates, known, scratch)
     if not units and not inside:
         raise ConfigError("nothing in the model can be quantized under these candidates")
-    return OnnxLayerRuns(common, (*units, *inside), digest, data, prepared.moved)
+    outputs, names = len(common.outputs), (*candidates,)
+    layers, path = (*units, *inside), str(common.model)
+    return OnnxLayerRuns(
+        layers, path, common.samples, outputs, common, names, digest, data, prepared.moved, asked, workers
+    )
 
 
 def _bodies(
@@ -363,15 +411,26 @@ def lay_out(common: FloatModelFiles, samples: Any) -> tuple[FloatModelFiles, str
 # ---- one trial -------------------------------------------------------------------------------------------------------
 
 
-def single(common: FloatModelFiles, name: str, op_type: str, tensors: Tensors, candidate: str = "") -> ir.Model:
+def trial(common: FloatModelFiles, unit: Unit, candidate: str, metric: str) -> Measured:
+    """Quantize one layer, with the weights that the candidate's algorithms gave it, and measure; ``size`` is that of
+    its constants."""
+    model = single(common, unit, candidate)
+    size = {"size": stored_bytes(common, unit.name, unit.tensors[candidate], model)}
+    model = whole(common, unit.name, model)
+    if ":" in metric:
+        return common.called(model, partial(by_function, metric)) | size
+    return common.measured(model, metric) | size
+
+
+def single(common: FloatModelFiles, unit: Unit, candidate: str) -> ir.Model:
     """The float graph that a layer is in, with this layer quantized; its weights are those that the candidate's
     algorithms made."""
-    place = common.place(name)
-    model, name, before = apart(common.graph(place)), name.removeprefix(place), set()
+    place, tensors = common.place(unit.name), unit.tensors[candidate]
+    model, name, before = apart(common.graph(place)), unit.name.removeprefix(place), set()
     if candidate in common.tuned and not place:
         tuned = apart(opened(str(common.folder / common.tuned[candidate])))
         take_over(model, tuned, [tensor for tensor in tensors if tensor.role != "activation"])
-    plan = Plan({tensor.name: tensor for tensor in tensors}, {name: NodePlan(name, op_type, True, "alone")})
+    plan = Plan({tensor.name: tensor for tensor in tensors}, {name: NodePlan(name, unit.kind, True, "alone")})
     if common.job.npu and not place:
         before = {node.name for node in model.graph}
         simulate(model, plan, common.job)
@@ -420,8 +479,3 @@ def _names(tensors: Tensors) -> set[str]:
 def opened(path: str) -> ir.Model:
     """A model of a folder, its weights mapped; it stays open in this process for the trials that follow."""
     return files.load(path)
-
-
-def close() -> None:
-    """Let go of the model that trials have opened, so that its folder can be removed."""
-    opened.cache_clear()

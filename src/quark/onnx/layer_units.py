@@ -16,9 +16,12 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
 from quark.ir.surgery import name_of
+from quark.onnx.fingerprint import of_arrays
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
+from quark.onnx.quantization.config.tuners import split
+from quark.search.tried_model import TriedLayer
 from quark.search.values import FLOAT
 
 #: Bits of a value that is not quantized.
@@ -27,13 +30,19 @@ Tensors = tuple[TensorPlan, ...]
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A layer: what becomes of its tensors under every candidate that fits it, and what that costs."""
+class Unit(TriedLayer):
+    """A layer, and what becomes of its tensors under every candidate that fits it."""
 
-    name: str
-    op_type: str
     tensors: Mapping[str, Tensors]
-    costs: Mapping[str, Mapping[str, float]]
+
+    def digest(self, candidate: str) -> bytes:
+        """Equal where two candidates make the same of a layer (an addition has no weights that could differ)."""
+        arrays: dict[str, np.ndarray] = {}
+        for tensor in self.tensors[candidate]:
+            spec = tensor.spec
+            what = f"{split(candidate)[1]} {self.name} {tensor.name} {spec.grid} {spec.granularity} {spec.rounding}"
+            arrays |= {f"{what} scale": np.asarray(tensor.scale), f"{what} zero": np.asarray(tensor.zero_point)}
+        return of_arrays(arrays)
 
 
 def units_of(
@@ -50,7 +59,7 @@ def units_of(
         kept = {tensor.name for found in tensors.values() for tensor in found}
         made = [value for value in node.outputs if value.name in kept]
         costs = {key: _costs([*node.inputs, *made], found, sizes) for key, found in tensors.items()}
-        yield Unit(place + name, node.op_type, tensors, costs)
+        yield Unit(place + name, node.op_type, costs, tensors)
 
 
 def _owned(model: ir.Model, plan: Plan) -> dict[str, Tensors]:

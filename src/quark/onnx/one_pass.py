@@ -22,45 +22,28 @@ import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import field, replace
-from typing import Any
 
 import numpy as np
 
 from quark.dataclass import dataclass
 from quark.files.journal import Journal
 from quark.measure.outputs import Outputs, loss_name
-from quark.onnx import layer_runs, sensitivity
-from quark.onnx.data_layout import as_reader
-from quark.onnx.graph import model as files
 from quark.onnx.injected import Pair, Stretch, arriving, floats_of, stretches, write_errors, write_floats
 from quark.onnx.layer_errors import local_errors, local_model
 from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns
 from quark.onnx.layer_units import Unit
-from quark.onnx.quantization.config.config import Config
-from quark.onnx.scratch import Scratch
-from quark.onnx.sensitivity import Settings, settings_of
-from quark.search.refine import FEWER, affordable
+from quark.search.refine import FEWER, Alone, affordable
+from quark.search.tried_model import study
 from quark.search.values import FLOAT, Study, Trial
 
 FIRST = 0.85
 """The part of all runs that one candidate of every layer may take; the others are for what plans rest on."""
 
 
-def estimate(model_input: files.ModelInput, config: Settings, samples: Any, candidates: Sequence[str]) -> Study:
-    """As ``quark.onnx.sensitivity.sensitivity`` with its usual metric, by a few passes.
-
-    Raises:
-        ConfigError, ModelError, DataError: as there.
-    """
-    base, names = settings_of(config, candidates)
-    job = Config(base).compile()
-    with Scratch(job.options) as scratch:
-        layers = layer_runs.candidate_layers(names, base.target, job)
-        try:
-            made = layer_runs.open_runs(model_input, job, layers, as_reader(model_input, samples), scratch)
-            return Passes.over(made, names, "sqnr").study()
-        finally:
-            layer_runs.close()
+def planning(made: OnnxLayerRuns, metric: str) -> tuple[Study, Alone]:
+    """The losses of layers, and who measures those that a plan rests on."""
+    passes = Passes.over(made, metric, PLANNING)
+    return passes.study(), Alone(passes.losses, passes.left)
 
 
 @dataclass(frozen=True)
@@ -89,7 +72,7 @@ class Passes:
         made: the layers of the main graph, the samples and the float outputs.
         inside: layers in bodies.
         names: the candidates.
-        metric: a name in ``quark.onnx.sensitivity.MEASURES``.
+        metric: a name in ``quark.search.tried_model.MEASURES``.
         stretches: where the layers are.
         chosen: samples, the loudest first, on which errors are compared.
         count: of them, those on which one candidate of every layer is followed.
@@ -116,12 +99,12 @@ class Passes:
     whole: set[str] = field(default_factory=set)
 
     @staticmethod
-    def over(made: OnnxLayerRuns, names: Sequence[str], metric: str, effort: Effort = RANKING) -> Passes:
+    def over(made: OnnxLayerRuns, metric: str, effort: Effort = RANKING) -> Passes:
         """With the errors of all layers, which take a few passes."""
-        inside = tuple(unit for unit in made.units if made.common.place(unit.name))
-        made = replace(made, units=tuple(unit for unit in made.units if unit not in inside))
+        inside = tuple(unit for unit in made.layers if made.common.place(unit.name))
+        made = replace(made, layers=tuple(unit for unit in made.layers if unit not in inside))
         found, order = stretches(made), loudest(made.common)
-        empty = Passes(made, inside, tuple(names), metric, found, (), 0, effort)
+        empty = Passes(made, inside, made.names, metric, found, (), 0, effort)
         passes = replace(empty, chosen=tuple(order[: max(effort.samples, empty.follows())]), count=empty.follows())
         floats = floats_of(made, found)
         for number in passes.chosen if passes.stretches else ():
@@ -132,7 +115,7 @@ class Passes:
 
     def _look(self, place: int, name: str, floats: AbstractSet[str]) -> None:
         """The errors of all layers under one candidate."""
-        local = local_model(self.made.common, self.made.units, name, floats)
+        local = local_model(self.made.common, self.made.layers, name, floats)
         self.whole.update({name} if not local.floats else ())
         self.sizes.update({(layer, name): size for layer, size in local.sizes.items()})
         for number, found in local_errors(self.made, local, name, self.chosen):
@@ -151,7 +134,7 @@ class Passes:
     @property
     def pairs(self) -> int:
         """Layers times the candidates that quantize them."""
-        return sum(name in unit.tensors for unit in self.made.units for name in self.quantized)
+        return sum(name in unit.tensors for unit in self.made.layers for name in self.quantized)
 
     def all_runs(self) -> int:
         """Runs of the model that one trial per layer and candidate takes."""
@@ -188,8 +171,8 @@ class Passes:
     def study(self) -> Study:
         """The estimated loss of every layer under every candidate, with exact costs; layers in bodies are tried."""
         start = time.perf_counter()
-        inner, units = replace(self.made, units=self.inside), self.made.units
-        tried = sensitivity.study(inner, self.names, self.metric, 1, Journal()).trials if self.inside else ()
+        inner, units = replace(self.made, layers=self.inside), self.made.layers
+        tried = study(inner, self.metric, Journal()).trials if self.inside else ()
         self.tried.update({(one.layer, one.candidate): one.loss for one in tried})
         told = {unit.name: _told(unit, self.quantized) for unit in units}
         self._follow([pair for pair in told.items() if pair[1] != FLOAT], self.count)
@@ -202,7 +185,7 @@ class Passes:
         share = 0.0 if name == FLOAT else _ratio(self.seen((unit.name, name)), self.seen((unit.name, told)))
         loss = self._loss((unit.name, told)) * share if share else 0.0
         costs = {**unit.costs[name], **({} if name == FLOAT else {"size": self.sizes[unit.name, name]})}
-        return Trial(unit.name, unit.op_type, name, loss, {loss_name(self.metric): loss}, costs)
+        return Trial(unit.name, unit.kind, name, loss, {loss_name(self.metric): loss}, costs)
 
     def seen(self, pair: Pair, count: int | None = None) -> float:
         """Mean energy of an error over the first of the chosen samples; over all of them."""

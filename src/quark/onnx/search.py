@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ import onnx
 from quark.config.job import repeating
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
-from quark.files.journal import Journal
 from quark.onnx import layer_runs
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.config_file import config_of
@@ -29,26 +30,23 @@ from quark.onnx.energy import macs_of, types_of
 from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
 from quark.onnx.latency import quiet_seconds
-from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns
-from quark.onnx.one_pass import PLANNING, Passes
+from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns, open_runs
+from quark.onnx.one_pass import planning
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantization.config.tuners import split
 from quark.onnx.quantizer import ModelQuantizer
-from quark.onnx.scratch import Scratch
-from quark.onnx.sensitivity import open_ledger, study
 from quark.search import parts
-from quark.search.energy import is_table, read_table, with_energy
-from quark.search.function import digest_of
 from quark.search.loop import Question
+from quark.search.loop import sums as sums_of
 from quark.search.parts import Split
 from quark.search.plan_file import question_words, write_found
 from quark.search.plan_metric import PlanMetric
-from quark.search.refine import Alone
-from quark.search.solve import Judges, solve
+from quark.search.solve import Costs
 from quark.search.target import Asked
-from quark.search.trials import Progress, say_if_first
-from quark.search.values import FLOAT, Found, Study, Trial, total
+from quark.search.trials import Progress
+from quark.search.tried_model import searched
+from quark.search.values import FLOAT, Found, Study, Trial
 
 Model = str | Path | onnx.ModelProto
 ASKED = Asked(("sqnr", "psnr", "cosine", "mse", "kl"), "sqnr", "sqnr>=30", types_of)
@@ -61,33 +59,41 @@ class FileMetric(PlanMetric):
     Attributes:
         model: the float model.
         common: the data that plans are measured on.
-        study: the layers, and what they cost.
         moved: inputs whose samples have their channels last in the prepared model.
         settings: what timing decided about a plan (``TuneSpeed``), which is timed once.
     """
 
+    types = staticmethod(types_of)
     model: Model
     common: FloatModelFiles
-    study: Study
     moved: frozenset[str]
     settings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def costs(self, plan: Mapping[str, str]) -> dict[str, float]:
+    def priced(self, study: Study, budget: str) -> tuple[Study, str, Costs | None]:
+        """As the base says; seconds are measured, of layers and of whole plans."""
+        if budget != "latency":
+            return super().priced(study, budget)
+        timed = with_latency(study, self.common, self.quantized)
+        return timed, budget, partial(self.costs, timed)
+
+    def macs(self, layers: Sequence[str]) -> Mapping[str, float]:
+        """As the base says."""
+        return macs_of(self.common)
+
+    def costs(self, study: Study, plan: Mapping[str, str]) -> dict[str, float]:
         """The costs of a plan, with the seconds of the whole model: sums know nothing of borders between types."""
         feed = next(self.common.pairs())[0]
         before = self.ledger.number("float seconds", lambda: self.seconds({"float": self.common.model}, feed)["float"])
         ratio = self.ledger.number(self.key(plan, "seconds"), lambda: self.ratio(plan, feed))
-        chosen = [plan[layer] for layer in self.study.layers]
-        sums = {name: total(self.study, name, chosen) for name in self.study.trials[0].costs}
+        sums = sums_of(study, [plan[layer] for layer in study.layers])
         return {**sums, "latency": before * ratio}
 
     def ratio(self, plan: Mapping[str, str], feed: Feed) -> float:
         """Seconds of a plan's model over those of the float model, timed side by side."""
-        with tempfile.TemporaryDirectory(dir=self.common.folder, ignore_cleanup_errors=True) as folder:
-            path = self.quantized(plan, Path(folder))
-            if path == self.common.model:
+        with self.quantized(plan) as path:
+            if path == str(self.common.model):
                 return 1.0
-            seconds = self.seconds({"float": self.common.model, "plan": path}, feed)
+            seconds = self.seconds({"float": self.common.model, "plan": Path(path)}, feed)
             return seconds["plan"] / seconds["float"]
 
     def seconds(self, models: Mapping[str, Path], feed: Feed) -> dict[str, float]:
@@ -100,32 +106,28 @@ class FileMetric(PlanMetric):
         common, data = layer_runs.lay_out(replace(self.common, data=name), moved)
         return replace(self, common=common, data=data)
 
-    def measured(self, plan: Mapping[str, str]) -> float:
-        """Quantize, and measure."""
-        with tempfile.TemporaryDirectory(dir=self.common.folder, ignore_cleanup_errors=True) as folder:
-            return self.of_file(self.quantized(plan, Path(folder)))
-
-    def quantized(self, plan: Mapping[str, str], folder: Path) -> Path:
-        """The model of a plan; the float model where the plan leaves everything as it is."""
+    @contextmanager
+    def quantized(self, plan: Mapping[str, str]) -> Iterator[str]:
+        """The path of a plan's model; of the float model where the plan leaves everything as it is."""
         pinned = self.values.get("layers") or {}
         if set(plan.values()) == {FLOAT} and not pinned:
-            return self.common.model
+            yield str(self.common.model)
+            return
         config = Config(config_of({**self.values, "layers": {**in_order(plan), **pinned}}))
         config.global_quant_config.extra_options |= {"PrintSummary": False, **self.decided(plan)}
-        path = folder / "quantized.onnx"
-        result = ModelQuantizer(config).run(self.model, path, looked_at(self.samples), lambda stage, done, of: None)
-        self.settings[_key(plan)] = {**self.decided(plan), **repeating(result.plan)}
-        return path
+        with tempfile.TemporaryDirectory(dir=self.common.folder, ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / "quantized.onnx"
+            result = ModelQuantizer(config).run(self.model, path, looked_at(self.samples), lambda stage, done, of: None)
+            self.settings[_key(plan)] = {**self.decided(plan), **repeating(result.plan)}
+            yield str(path)
 
     def decided(self, plan: Mapping[str, str]) -> Mapping[str, Any]:
         """The options that timing an earlier model of the same plan decided."""
         return self.settings.get(_key(plan), {})
 
-    def of_file(self, path: Path) -> float:
-        """The metric of a model's file."""
-        if (told := self.by_function(str(path))) is not None:
-            return told
-        return self.common.measured(files.load(path), self.metric)[self.metric]
+    def measures(self, model: str) -> Mapping[str, float]:
+        """As the base says."""
+        return self.common.measured(files.load(model), self.metric)
 
 
 def search(
@@ -178,45 +180,30 @@ def search(
     job = Config(config_of(values)).compile()
     samples, evaluation = as_reader(model_input, samples), as_reader(model_input, evaluation)
     split = split_of(samples, evaluation, metric is not None)
-    with Scratch(job.options) as scratch, Journal.held(ledger):
-        layers = layer_runs.candidate_layers(candidates, job.target, job)
-        made = layer_runs.open_runs(model_input, job, layers, split.fit, scratch, workers)
-        try:
-            _check_bodies(made, budget)
-            name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
-            say_if_first(name, len(made.common.outputs))
-            kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
-            passes = Passes.over(made, candidates, name, PLANNING) if estimate else None
-            found = study(made, candidates, name, workers, kept, progress) if passes is None else passes.study()
-            whole = FileMetric(
-                values, split.fit, goal.metric, metric, kept, made.data, model_input, made.common, found, made.moved
-            )
-            alone = None if passes is None else Alone(passes.losses, passes.left)
-            return _solved(whole, made, split, Question(goal, budget, limit, rounds, compare), alone)
-        finally:
-            layer_runs.close()
+    settings: dict[str, Mapping[str, Any]] = {}
+    with open_runs(model_input, job, candidates, split.fit, workers, ledger) as made:
+        _check_bodies(made, budget)
+        estimates = partial(planning, made) if estimate else None
+        question = Question(goal, budget, limit, rounds, compare, (), metric, estimates)
+        found = searched(
+            made,
+            lambda book: FileMetric(
+                values, split.fit, goal.metric, metric, book, made.data, model_input, made.common, made.moved, settings
+            ),
+            split,
+            question,
+            ledger,
+            progress,
+        )
+    return replace(found, layers=in_order(found.layers), settings=settings.get(_key(found.layers), {}))
 
 
 def _check_bodies(made: OnnxLayerRuns, budget: str) -> None:
     """Refuse, before any layer is tried, a budget that layers in bodies have no figures for."""
-    inside = next((unit.name for unit in made.units if made.common.place(unit.name)), None)
+    inside = next((unit.name for unit in made.layers if made.common.place(unit.name)), None)
     if inside is not None and budget not in ("size", "bits"):
         told = "it is not told apart what layers in bodies of If and Loop take: use --budget size or --budget bits"
         raise ConfigError(f"--budget {budget}: {told} ({inside!r} is one)")
-
-
-def _solved(whole: FileMetric, made: OnnxLayerRuns, split: Split, question: Question, alone: Alone | None) -> Found:
-    """The plan, judged on samples that decided nothing; ``alone``: measures what is only estimated."""
-    whole, report = whole.apart(split)
-    if is_table(question.budget):
-        energies = with_energy(whole.study, macs_of(made.common), read_table(question.budget), types_of)
-        whole, question = replace(whole, study=energies), replace(question, budget="energy")
-    timed = question.budget == "latency"
-    study = with_latency(whole.study, made.common, whole.quantized) if timed else whole.study
-    whole = replace(whole, study=study)
-    found = solve(study, question, Judges(whole, report, whole.costs if timed else None, split.notes, alone))
-    whole.ledger.settle()
-    return replace(found, layers=in_order(found.layers), settings=whole.decided(found.layers))
 
 
 def _key(plan: Mapping[str, str]) -> str:

@@ -25,6 +25,7 @@ import numpy as np
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.search.knapsack import SLACK, choose
+from quark.search.refine import Alone
 from quark.search.target import Target
 from quark.search.values import Study, total
 
@@ -57,6 +58,9 @@ class Question:
         rounds: plans that are measured, at most, beside those of one candidate and the most precise one.
         compare: also measure every candidate for all layers.
         together: groups of layers that must get one candidate.
+        function: ``file.py:function`` of the user's, which gives the metric.
+        estimate: given a measure, the losses of layers by a few passes, and who measures those that the plan rests on;
+            None: all are tried.
     """
 
     target: Target
@@ -65,6 +69,8 @@ class Question:
     rounds: int = 8
     compare: bool = False
     together: Sequence[Sequence[str]] = ()
+    function: str | None = None
+    estimate: Callable[[str], tuple[Study, Alone]] | None = None
 
 
 @dataclass

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from quark.dataclass import dataclass
 from quark.files.journal import Journal
+from quark.search.energy import is_table, read_table, with_energy
 from quark.search.function import load_function, number_of
 from quark.search.parts import Split
-from quark.search.values import plan_key
+from quark.search.solve import Costs
+from quark.search.values import Study, plan_key
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,22 @@ class PlanMetric(ABC):
         """What a measurement of a plan is called in the ledger."""
         return plan_key(list(plan), list(plan.values()), what, self.data)
 
-    def by_function(self, model: Any) -> float | None:
-        """What the user's function says of a model; None: there is no such function."""
-        return None if self.function is None else number_of(load_function(self.function)(model), self.metric)
+    def measured(self, plan: Mapping[str, str]) -> float:
+        """Quantize, and measure."""
+        with self.quantized(plan) as model:
+            if self.function is not None:
+                return number_of(load_function(self.function)(model), self.metric)
+            return self.measures(model)[self.metric]
+
+    def priced(self, study: Study, budget: str) -> tuple[Study, str, Costs | None]:
+        """The study with the costs of a budget; the name of that cost; the costs of a plan that do not add up.
+
+        Raises:
+            ConfigError: a layer whose multiplications cannot be counted, where the budget is a table of energies.
+        """
+        if not is_table(budget):
+            return study, budget, None
+        return with_energy(study, self.macs(study.layers), read_table(budget), self.types), "energy", None
 
     def apart(self, split: Split) -> tuple[Self, Self | None]:
         """The metric on the samples that choose, and on those that decide nothing; None: there are none."""
@@ -55,5 +71,18 @@ class PlanMetric(ABC):
         """The same metric on other data, whose float outputs are kept under ``name``."""
 
     @abstractmethod
-    def measured(self, plan: Mapping[str, str]) -> float:
-        """Quantize, and measure."""
+    def quantized(self, plan: Mapping[str, str]) -> AbstractContextManager[Any]:
+        """The model of a plan, as a function of the user's is called with it."""
+
+    @abstractmethod
+    def measures(self, model: Any) -> Mapping[str, float]:
+        """The measures of such a model, the metric among them."""
+
+    @staticmethod
+    @abstractmethod
+    def types(name: str) -> str:
+        """``inputs/weights`` of a candidate, for a table of energies."""
+
+    @abstractmethod
+    def macs(self, layers: Sequence[str]) -> Mapping[str, float]:
+        """Multiplications of layers for one sample."""

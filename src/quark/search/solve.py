@@ -7,12 +7,15 @@ from functools import partial
 
 from quark.dataclass import dataclass
 from quark.search.knapsack import SLACK
-from quark.search.loop import Costs, Question, cheapest, first_guess, most_precise, sums
+from quark.search.loop import Costs as CostsOf
+from quark.search.loop import Question, cheapest, first_guess, most_precise, sums
 from quark.search.refine import Alone, refined
 from quark.search.ties import spread, tied
 from quark.search.values import Found, Study
 
 Measure = Callable[[Mapping[str, str]], float]
+#: Of a plan (candidate by layer).
+Costs = Callable[[Mapping[str, str]], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Judges:
 
     choose: Measure
     report: Measure | None = None
-    costs: Callable[[Mapping[str, str]], Mapping[str, float]] | None = None
+    costs: Costs | None = None
     notes: tuple[str, ...] = ()
     alone: Alone | None = None
 
@@ -51,7 +54,7 @@ def solve(study: Study, question: Question, judges: Judges) -> Found:
         return judges.choose(full(plan))
 
     own, target = judges.costs, question.target
-    costs: Costs | None = None if own is None else lambda plan: own(full(plan))
+    costs: CostsOf | None = None if own is None else lambda plan: own(full(plan))
     if question.limit is None:
         plan, tried = cheapest(rows, question, measure, costs)
     else:

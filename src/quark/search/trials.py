@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from quark.files.journal import Journal
-from quark.measure.outputs import EXACT, loss_name
+from quark.measure.outputs import loss_name
 from quark.search.function import checked_reference, load_function, number_of
 
 log = logging.getLogger(__name__)
@@ -68,17 +68,13 @@ def by_function(metric: str, model: Any) -> Measured:
     return {"value": number_of(load_function(metric)(model), shown(metric))}
 
 
-def of_float(metric: str, model: Any) -> Measured:
-    """The measures of the float model, which loses nothing.
+def of_float(metric: str, model: Any) -> float:
+    """What a user's function says of the float model.
 
     Raises:
-        ConfigError: a function of the user's says of it what nothing can be compared with.
+        ConfigError: it is nothing that anything can be compared with.
     """
-    if ":" not in metric:
-        return dict(EXACT)
-    found = by_function(metric, model)
-    checked_reference(found["value"])
-    return found
+    return checked_reference(by_function(metric, model)["value"])
 
 
 def loss_of(measured: Measured, metric: str, reference: float) -> float:

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,15 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.files.private import private_folder
-from quark.search.energy import is_table, read_table, with_energy
-from quark.search.function import digest_of
 from quark.search.loop import Question
-from quark.search.parts import Split, split_of
+from quark.search.parts import split_of
 from quark.search.plan_file import question_words, write_found
 from quark.search.plan_metric import PlanMetric
-from quark.search.refine import Alone
-from quark.search.solve import Judges, solve
 from quark.search.target import LANGUAGE, Asked
 from quark.search.ties import fused
 from quark.search.trials import Progress
-from quark.search.values import FLOAT, Found, Study
+from quark.search.tried_model import searched
+from quark.search.values import FLOAT, Found
 from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import base_name, scheme
 from quark.torch.config.tensor import QTensorConfig
@@ -41,7 +38,21 @@ from quark.torch.export.before_work import check_built_in
 from quark.torch.layer_runs import FloatOutputs, lay_out, measure, running, traffic_of
 from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer
-from quark.torch.sensitivity import LayerTrials, first_scheme, open_ledger, source_of
+from quark.torch.sensitivity import ModelUse, first_scheme, source_of, trials_of
+
+
+def types_of(name: str) -> str:
+    """``inputs/weights`` of a candidate, by what codes are stored as: ``float/int4`` of ``int4_wo_32``."""
+    chosen = None if name == FLOAT else scheme(split(name)[0])
+    return "/".join(stored_type(getattr(chosen, slot, None)) for slot in ("input_tensors", "weight"))
+
+
+def stored_type(found: QTensorConfig | list[QTensorConfig] | None) -> str:
+    """The narrowest of the types of a tensor: the wider ones are those of its scales, or what it is widened to."""
+    if not found:
+        return FLOAT
+    types = [one.dtype for one in (found if isinstance(found, list) else [found])]
+    return str(min(types, key=lambda one: one.to_bitwidth()).value)
 
 
 @dataclass(frozen=True)
@@ -53,22 +64,30 @@ class ModuleMetric(PlanMetric):
         common: the data that plans are measured on.
     """
 
+    types = staticmethod(types_of)
     model: nn.Module
     common: FloatOutputs
 
-    def measured(self, plan: Mapping[str, str]) -> float:
-        """Quantize, measure, and put the float model back."""
+    @contextmanager
+    def quantized(self, plan: Mapping[str, str]) -> Iterator[nn.Module]:
+        """As the base says; the float model is put back."""
         with ExitStack() as undo:
             if set(plan.values()) != {FLOAT} or self.values.get("layers"):
                 values = {**self.values, "layers": {**plan, **(self.values.get("layers") or {})}}
                 ModelQuantizer(config_of(values, self.model)).quantize(self.model, self.samples, undo)
-            return self.now()
+            with running(self.model):
+                yield self.model
 
-    def now(self) -> float:
-        """The metric of the model as it is."""
-        with running(self.model):
-            told = self.by_function(self.model)
-        return measure(self.model, self.common)[self.metric] if told is None else told
+    def measures(self, model: nn.Module) -> Mapping[str, float]:
+        """As the base says."""
+        return measure(model, self.common)
+
+    def macs(self, layers: Sequence[str]) -> Mapping[str, float]:
+        """As the base says; those of a part of a layer, as of an LSTM, cannot be counted."""
+        traffic = traffic_of(self.model, layers, self.common.samples[0])
+        if odd := [name for name in layers if name not in traffic]:
+            raise ConfigError(f"the multiplications of {odd[0]!r} cannot be counted: it is a part of a layer")
+        return {name: one.macs for name, one in traffic.items()}
 
     def on(self, samples: Sequence[Any], name: str) -> ModuleMetric:
         """The same on other data, whose float outputs go into a folder called ``name``."""
@@ -129,24 +148,19 @@ def search(
     held_out = None if evaluation is None else list(evaluation)
     apart, loaded = split_of(given, held_out, metric is not None), source.load()
     with private_folder() as folder, Journal.held(ledger):
-        name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
-        book = open_ledger(ledger, loaded, apart.fit, values, f"{name} for {goal.metric} by {digest_of(metric)}")
         common = lay_out(loaded, apart.fit, made(folder / "trials"))
-        trials = LayerTrials(source, loaded, common, values, name, book, workers, progress, machine, program)
-        studied = without_pinned(trials.study(candidates, estimate), values)
-        found, budget = with_energies(studied, loaded, common, budget)
-        question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))
+        trials = trials_of(source, loaded, common, values, candidates, ModelUse(machine, program))
+        tied = together(loaded, [one.name for one in trials.layers], program)
+        question = Question(goal, budget, limit, rounds, compare, tied, metric, trials.estimated if estimate else None)
         data = digest_of_samples(common.samples)
-        whole = ModuleMetric(values, apart.fit, goal.metric, metric, book, data, loaded, common)
-        return _solved(whole, found, apart, question, trials.alone(found) if estimate else None)
-
-
-def _solved(whole: ModuleMetric, found: Study, apart: Split, question: Question, alone: Alone | None) -> Found:
-    """The plan, judged on samples that decided nothing; ``alone``: measures what is only estimated."""
-    whole, report = whole.apart(apart)
-    solved = solve(found, question, Judges(whole, report, notes=apart.notes, alone=alone))
-    whole.ledger.settle()
-    return solved
+        return searched(
+            trials,
+            lambda book: ModuleMetric(values, apart.fit, goal.metric, metric, book, data, loaded, common),
+            apart,
+            question,
+            ledger,
+            progress,
+        )
 
 
 def check_read(schemes: Sequence[str], program: str) -> None:
@@ -180,36 +194,6 @@ def whole_values(config: Mapping[str, Any] | str | None, candidates: Sequence[st
     return values
 
 
-def with_energies(found: Study, model: nn.Module, common: FloatOutputs, budget: str) -> tuple[Study, str]:
-    """The study and the name of its cost: ``energy``, which is added, where the budget is a table in a file.
-
-    Raises:
-        ConfigError: a layer whose multiplications cannot be counted.
-    """
-    if not is_table(budget):
-        return found, budget
-    traffic = traffic_of(model, found.layers, common.samples[0])
-    if odd := [name for name in found.layers if name not in traffic]:
-        why = f"the multiplications of {odd[0]!r} cannot be counted: it is a part of a layer"
-        raise ConfigError(f"--budget {budget!r}: {why}")
-    macs = {name: one.macs for name, one in traffic.items()}
-    return with_energy(found, macs, read_table(budget), types_of), "energy"
-
-
-def types_of(name: str) -> str:
-    """``inputs/weights`` of a candidate, by what codes are stored as: ``float/int4`` of ``int4_wo_32``."""
-    chosen = None if name == FLOAT else scheme(split(name)[0])
-    return "/".join(stored_type(getattr(chosen, slot, None)) for slot in ("input_tensors", "weight"))
-
-
-def stored_type(found: QTensorConfig | list[QTensorConfig] | None) -> str:
-    """The narrowest of the types of a tensor: the wider ones are those of its scales, or what it is widened to."""
-    if not found:
-        return FLOAT
-    types = [one.dtype for one in (found if isinstance(found, list) else [found])]
-    return str(min(types, key=lambda one: one.to_bitwidth()).value)
-
-
 #: What this flow can be asked for.
 ASKED = Asked(("kl", "perplexity", "sqnr", "cosine", "mse"), "kl", LANGUAGE, types_of)
 
@@ -218,17 +202,6 @@ def made(folder: Path) -> Path:
     """A new folder."""
     folder.mkdir()
     return folder
-
-
-def without_pinned(found: Study, values: Mapping[str, Any]) -> Study:
-    """The study without the layers that the configuration has decided about."""
-    from fnmatch import fnmatchcase
-
-    patterns = list(values.get("layers") or {})
-    kept = [t for t in found.trials if not any(t.layer == p or fnmatchcase(t.layer, p) for p in patterns)]
-    if not kept:
-        raise ConfigError("the configuration names a scheme for every layer, so there is nothing to search")
-    return Study(tuple(kept), found.metric, found.samples, found.seconds)
 
 
 def save_plan(

@@ -11,9 +11,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -28,20 +28,11 @@ from quark.errors import ConfigError, known
 from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.measure.outputs import loss_name
-from quark.search.function import check_metric, digest_of
+from quark.search.function import check_metric
 from quark.search.refine import FEWER, Alone, affordable
-from quark.search.trials import (
-    Measured,
-    Pair,
-    Progress,
-    all_measured,
-    by_function,
-    loss_of,
-    of_float,
-    say_if_first,
-    shown,
-)
-from quark.search.values import FLOAT, Study, Trial, check_distinct
+from quark.search.trials import Measured, Pair, Progress, by_function
+from quark.search.tried_model import MEASURES, TriedLayer, TriedModel, ranked, study
+from quark.search.values import FLOAT, Study, check_distinct
 from quark.torch import one_pass
 from quark.torch.config.model import QConfig
 from quark.torch.config_file import check_candidate, config_of, split
@@ -57,25 +48,36 @@ from quark.torch.quantized_layer import OWN
 from quark.torch.stage import Stages
 
 LLAMA = "llama.cpp"  # whose files have blocks of their own
-MEASURES = ("kl", "sqnr", "mse", "cosine")
 TRIED = 2
 """Samples on which layers are tried that a plan rests on, where the others are estimated."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model: an object of this process, or the folder that every process loads it from."""
+    """A model: an object of this process, or the folder that each of several processes (workers) loads it from."""
 
     model: nn.Module | None = None
     folder: Path | None = None
     device: str = "cpu"
     trust_remote_code: bool = False
+    workers: int = 1
 
     def load(self) -> nn.Module:
         """The model."""
         if self.model is not None:
             return self.model
         return load_model(known(self.folder, "the folder of the model"), self.device, self.trust_remote_code)
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """What a model is made for: the machine of its latency, the program whose files' sizes count."""
+
+    machine: Machine = MI300X
+    program: str | None = None
+
+
+NO_USE = ModelUse()
 
 
 @dataclass(frozen=True)
@@ -121,18 +123,15 @@ def sensitivity(
         ConfigError: a candidate or metric that cannot work, or a ledger of another model, data or configuration.
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
-    base = {"scheme": first_scheme(candidates), "exclude": None if exclude is None else list(exclude)}
+    first_scheme(candidates)
+    base: dict[str, Any] = {"exclude": None if exclude is None else list(exclude)}
     base |= {"also_exclude": list(also_exclude)} if also_exclude else {}
     source = source_of(model, workers, device, trust_remote_code)
     check_metric(metric, MEASURES)
     kept, loaded = list(samples), source.load()
     with private_folder() as folder, Journal.held(ledger):
-        left_float = {key: value for key, value in base.items() if key != "scheme"}
-        book = open_ledger(ledger, loaded, kept, left_float, metric)
         common = lay_out(loaded, kept, folder)
-        found = LayerTrials(source, loaded, common, base, metric, book, workers, progress).study(candidates)
-        book.settle()
-        return found
+        return ranked(trials_of(source, loaded, common, base, candidates), metric, ledger, progress)
 
 
 def source_of(model: nn.Module | str | Path, workers: int, device: str, remote: bool) -> Source:
@@ -145,7 +144,7 @@ def source_of(model: nn.Module | str | Path, workers: int, device: str, remote: 
         if workers != 1:
             raise ConfigError(f"workers={workers}: every process loads the model itself; give its folder")
         return Source(model)
-    source = Source(None, Path(model), device, remote)
+    source = Source(None, Path(model), device, remote, workers)
     return source if workers != 1 else Source(source.load())
 
 
@@ -185,122 +184,100 @@ def unfit(model: nn.Module, config: QConfig) -> Iterator[str]:
             yield layer.name
 
 
-# ---- ledgers ---------------------------------------------------------------------------------------------------------
-
-
-def open_ledger(
-    path: str | Path | None, model: nn.Module, samples: Sequence[Any], base: Mapping[str, Any], metric: str
-) -> Journal:
-    """The ledger of a study; refused where it belongs to another one."""
-    if path is None:
-        return Journal(None, {})
-    own = {
-        **identity_of_model(model),
-        "data": digest_of_samples(samples),
-        "metric": digest_of(metric) if ":" in metric else metric,
-        **{f"configuration: {key}": json.dumps(value, sort_keys=True, default=str) for key, value in base.items()},
-    }
-    return Journal(path, own)
-
-
 # ---- trials ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class LayerTrials:
-    """Layers that are tried alone.
+class LayerTrials(TriedModel):
+    """The layers of a torch model.
 
     Attributes:
         source: of the model, for the processes that try.
-        model: it, float.
         common: samples, and the float outputs for them.
-        base: keys and values of the configuration that holds for the whole model.
-        metric: what the layers are ranked by.
-        ledger: where finished trials are kept.
-        workers: processes.
-        progress: called with the number of finished trials and of all.
-        machine: of the latency.
-        program: that will read the files whose size counts.
+        values: keys and values of the configuration that quantizes all layers under a candidate, by candidate.
+        base: of the configuration that holds for the whole model.
     """
 
+    USUAL = "kl"
     source: Source
-    model: nn.Module
     common: FloatOutputs
+    values: Mapping[str, dict[str, Any]]
     base: Mapping[str, Any]
-    metric: str
-    ledger: Journal
-    workers: int = 1
-    progress: Progress | None = None
-    machine: Machine = MI300X
-    program: str | None = None
 
-    def study(self, candidates: Sequence[str], estimate: bool = False) -> Study:
-        """All trials, finished ones from the ledger; or estimates by one backward pass (``quark.torch.one_pass``)."""
-        start, model = time.perf_counter(), self.model
-        say_if_first(self.metric, len(self.common.reference(0)))
-        values = {name: values_of(model, self.base, name) for name in candidates if name != FLOAT}
-        layers = {name: matched(model, chosen) for name, chosen in values.items()}
-        order = list(dict.fromkeys(name for found in layers.values() for name in found))
-        traffic = traffic_of(model, order, self.common.samples[0])
-        reference = of_float(self.metric, model)
-        pairs = [(name, c) for c, matches in layers.items() for name in matches]
-        known = self.estimated(values, {name: list(one) for name, one in layers.items()}) if estimate else {}
-        found = self.measured(pairs, values, known)
-        made = []
-        for name in order:
-            item = next(matches[name] for matches in layers.values() if name in matches)
-            for c in candidates:
-                if c == FLOAT or name in layers[c]:
-                    measured, here = (reference, None) if c == FLOAT else (found[name, c], layers[c][name])
-                    costs = costs_of(item, here, traffic.get(name, Traffic()), self.machine, self.program)
-                    loss = loss_of(measured, self.metric, reference.get("value", 0.0))
-                    made.append(Trial(name, kind_of_layer(item), c, loss, dict(measured), costs))
-        return Study(tuple(made), shown(self.metric), len(self.common.samples), time.perf_counter() - start)
+    def belongs(self) -> dict[str, str]:
+        """As the base says."""
+        told = {f"configuration: {key}": json.dumps(one, sort_keys=True, default=str) for key, one in self.base.items()}
+        return {**identity_of_model(self.model), "data": digest_of_samples(self.common.samples), **told}
 
-    def alone(self, found: Study) -> Alone:
-        """Who measures what the plan of an estimated study rests on: trials on few samples."""
-        pairs, samples = sum(one.candidate != FLOAT for one in found.trials), len(self.common.samples)
-        spent = one_pass.runs(samples, sum(name != FLOAT for name in found.candidates))
-        each = min(TRIED, samples)
-        allowed, few = pairs * samples / FEWER, pairs // FEWER
-        return Alone(self.losses, lambda done: affordable(allowed, spent, done * each, each, few, done))
+    def tried(self, pairs: Sequence[Pair], metric: str) -> Iterator[tuple[Pair, Measured]]:
+        """As the base says; neighbours under one candidate stay together, the work of one process at a time."""
+        left: dict[str, list[str]] = {}
+        for name, candidate in pairs:
+            left.setdefault(candidate, []).append(name)
+        parts = []
+        for candidate, names in left.items():
+            size = len(names) if self.source.workers == 1 else -(-len(names) // (4 * self.source.workers))
+            chosen = json.dumps(self.values[candidate], sort_keys=True)
+            each = (tuple(names[start : start + size]) for start in range(0, len(names), size))
+            parts += [Part(self.source, chosen, candidate, self.common, some, metric) for some in each]
+        for part, name, measured in results(parts, self.model, self.source.workers):
+            yield (name, part.candidate), measured
 
-    def losses(self, pairs: Sequence[Pair]) -> list[float]:
-        """The losses of layers under candidates on few samples, in their order."""
-        few = replace(self.common, samples=self.common.samples[:TRIED])
-        values = {c: values_of(self.model, self.base, c) for c in dict.fromkeys(c for _, c in pairs)}
-        brief = replace(self, common=few, ledger=Journal(None, {}), workers=1, progress=None)
-        found = brief.measured(pairs, values)
-        return [found[pair][loss_name(self.metric)] for pair in pairs]
+    def estimated(self, metric: str) -> tuple[Study, Alone]:
+        """As the base says, by one backward pass (``quark.torch.one_pass``); trials on few samples measure."""
+        configs = {name: config_of(chosen, self.model) for name, chosen in self.values.items()}
+        layers = {name: [one.name for one in self.layers if name in one.costs] for name in configs}
+        losses = one_pass.losses(self.model, self.common, configs, layers, metric)
+        found = study(self, metric, Journal(), known={pair: {loss_name(metric): one} for pair, one in losses.items()})
+        spent, each = one_pass.runs(self.samples, len(configs)), min(TRIED, self.samples)
+        allowed, few = len(losses) * self.samples / FEWER, len(losses) // FEWER
+        brief = replace(
+            self, common=replace(self.common, samples=self.common.samples[:TRIED]), source=Source(self.model)
+        )
 
-    def estimated(self, values: Mapping[str, dict[str, Any]], layers: Mapping[str, list[str]]) -> dict[Pair, Measured]:
-        """The losses by one backward pass."""
-        configs = {name: config_of(chosen, self.model) for name, chosen in values.items()}
-        key = "kl" if self.metric == "kl" else "noise"
-        losses = one_pass.losses(self.model, self.common, configs, layers, self.metric)
-        return {place: {key: loss} for place, loss in losses.items()}
+        def measured(pairs: Sequence[Pair]) -> list[float]:
+            tried = dict(brief.tried(pairs, metric))
+            return [tried[pair][loss_name(metric)] for pair in pairs]
 
-    def measured(
-        self, pairs: Sequence[Pair], values: Mapping[str, dict[str, Any]], known: Mapping[Pair, Measured] | None = None
-    ) -> dict[Pair, Measured]:
-        """What was measured of all pairs; ``values``: of each candidate, ``known``: of pairs that need no trial."""
+        return found, Alone(measured, lambda done: affordable(allowed, spent, done * each, each, few, done))
 
-        def tried(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Measured]]:
-            left: dict[str, list[str]] = {}
-            for name, candidate in pairs:
-                left.setdefault(candidate, []).append(name)
-            parts = [part for c, names in left.items() for part in self.parts(c, values[c], names)]
-            for part, name, measured in results(parts, self.model, self.workers):
-                yield (name, part.candidate), measured
 
-        return all_measured(pairs, self.metric, self.ledger, tried, self.progress, known)
+def trials_of(
+    source: Source,
+    model: nn.Module,
+    common: FloatOutputs,
+    base: Mapping[str, Any],
+    candidates: Sequence[str],
+    use: ModelUse = NO_USE,
+) -> LayerTrials:
+    """The layers of a model that candidates quantize, those excepted that the configuration has decided about.
 
-    def parts(self, candidate: str, chosen: Mapping[str, Any], names: Sequence[str]) -> Iterator[Part]:
-        """The work in parts that processes take one after the other; neighbours stay together."""
-        size = len(names) if self.workers == 1 else max(1, -(-len(names) // (4 * self.workers)))
-        values = json.dumps(chosen, sort_keys=True)
-        for start in range(0, len(names), max(size, 1)):
-            yield Part(self.source, values, candidate, self.common, tuple(names[start : start + size]), self.metric)
+    Args:
+        source, model: where it comes from, for the processes that try, and it, float.
+        common: samples, and the float outputs for them.
+        base: keys and values of the configuration that holds for the whole model.
+        candidates: schemes, ``float``.
+        use: of the result.
+
+    Raises:
+        ConfigError: the configuration has decided about all layers.
+    """
+    values = {name: values_of(model, base, name) for name in candidates if name != FLOAT}
+    matches = {name: matched(model, chosen) for name, chosen in values.items()}
+    known = {name: item for found in reversed(matches.values()) for name, item in found.items()}
+    order = [*dict.fromkeys(name for found in matches.values() for name in found)]
+    free = [name for name in order if not any(fnmatchcase(name, one) for one in base.get("layers") or ())]
+    if order and not free:
+        raise ConfigError("the configuration names a scheme for every layer, so there is nothing to search")
+    traffic = traffic_of(model, free, common.samples[0])
+    layers = []
+    for name in free:
+        fits = [one for one in candidates if one == FLOAT or name in matches[one]]
+        read = traffic.get(name, Traffic())
+        costs = {c: costs_of(known[name], None if c == FLOAT else matches[c][name], read, use) for c in fits}
+        layers.append(TriedLayer(name, kind_of_layer(known[name]), costs))
+    outputs = len(common.reference(0))
+    return LayerTrials(layers, model, len(common.samples), outputs, source, common, values, base)
 
 
 def matched(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Match]:
@@ -313,11 +290,9 @@ def kind_of_layer(item: Match) -> str:
     return type(item.layer.module).__name__.removeprefix("Quant")
 
 
-def costs_of(
-    item: Match, here: Match | None, traffic: Traffic, machine: Machine, program: str | None = None
-) -> dict[str, float]:
+def costs_of(item: Match, here: Match | None, traffic: Traffic, use: ModelUse) -> dict[str, float]:
     """Bytes of a layer's tensors in a file (of the program's format, if it is llama.cpp), bits that it reads, seconds
-    by the roofline of ``machine``.
+    by the roofline of the machine; ``here``: as it is quantized.
     """
     size = bits = 0.0
     widths: dict[str, float] = {}
@@ -328,12 +303,13 @@ def costs_of(
         stages = () if here is None else here.stages[slot]
         kept = float(value.element_size() * 8)
         widths[slot] = kept if not stages else bits_of(stages[-1])
-        size += kept_bytes(value, program) if not stages else file_bytes(stages, tuple(value.shape), program)
+        shape, program = tuple(value.shape), use.program
+        size += kept_bytes(value, program) if not stages else file_bytes(stages, shape, program)
         bits += widths[slot] * value.numel()
     stages = () if here is None else here.stages["input_tensors"]
     width = own_parameter(item.layer.module).element_size() * 8.0 if not stages else bits_of(stages[-1])
     costs, moved = {"size": size, "bits": bits + width * traffic.inputs}, size + width * traffic.inputs / 8
-    return {**costs, "latency": seconds_of(machine, moved, traffic.macs, max(widths["weight"], width))}
+    return {**costs, "latency": seconds_of(use.machine, moved, traffic.macs, max(widths["weight"], width))}
 
 
 def bits_of(stage: Any) -> float:

@@ -90,7 +90,7 @@ def mix(model: ir.Model, context: JobContext, config: AutoMixprecisionConfig) ->
     try:
         return decider.measured(found)
     finally:
-        layer_runs.close()
+        layer_runs.opened.cache_clear()
 
 
 def _check_output(model: ir.Model, config: AutoMixprecisionConfig) -> None:
