@@ -19,14 +19,13 @@ from torch import nn
 import quark
 from quark.cli import main
 from quark.errors import ConfigError
-from quark.measure.outputs import scores
+from quark.measure.outputs import Outputs, scores
 from quark.measure.score import Score
 from quark.report import file_size
 from quark.search.target import Target
 from quark.torch.auto import TorchGoal, TorchOutcome, TorchSearch, TorchTrial, auto, reads, reported_on
 from quark.torch.config.schemes import GGUF, NAMES
 from quark.torch.language import load_model
-from quark.torch.layer_runs import Predictions
 
 pytest.importorskip("transformers")
 Capture = pytest.CaptureFixture[str]
@@ -118,15 +117,15 @@ def test_measures_without_a_sample_are_those_of_the_other_samples() -> None:
     ids = torch.arange(5)[None]
 
     def seen(chosen: list[int]) -> dict[str, float]:
-        made = Predictions()
+        made = Outputs()
         for k in chosen:
-            made.add("output 0", *pairs[k])
+            made.update({"y": pairs[k][0]}, {"y": pairs[k][1]}, True)
             made.follow(pairs[k][1], ids)
         return made.metrics()
 
-    each = [Predictions() for _ in pairs]
+    each = [Outputs() for _ in pairs]
     for one, pair in zip(each, pairs, strict=True):
-        one.add("output 0", *pair)
+        one.update({"y": pair[0]}, {"y": pair[1]}, True)
         one.follow(pair[1], ids)
     found = scores(each)
     for name, value in seen([0, 1, 2, 3]).items():

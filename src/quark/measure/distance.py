@@ -29,6 +29,9 @@ import numpy as np
 from quark.dataclass import dataclass
 from quark.numerics import metrics
 
+#: Values that are looked at in float64 at a time.
+PIECE = 1 << 23
+
 
 @dataclass
 class Distance:
@@ -47,24 +50,22 @@ class Distance:
 
     def update(self, reference: np.ndarray, value: np.ndarray) -> None:
         """Add one sample's values of a tensor. Infinities that both have (masks) agree and are left out."""
-        x, y = reference.astype(np.float64).ravel(), value.astype(np.float64).ravel()
-        if not np.isfinite(_peak(x)):
-            x, y = metrics.without_masks(x, y)
-        if not x.size:
-            return
-        with np.errstate(invalid="ignore", over="ignore"):  # an infinity that only one has is infinite noise
-            error = x - y
-            signal, noise = _dot(x, x), _dot(error, error)
-            self.signal += signal
-            self.noise += noise
-            self.signals += signal * signal
+        whole, other, signal, noise, before = np.ravel(reference), np.ravel(value), 0.0, 0.0, self.count
+        for start in range(0, whole.size, PIECE):
+            x, y = (one[start : start + PIECE].astype(np.float64) for one in (whole, other))
+            if not np.isfinite(_peak(x)):
+                x, y = metrics.without_masks(x, y)
+            with np.errstate(invalid="ignore", over="ignore"):  # an infinity that only one has is infinite noise
+                error = x - y
+                signal, noise = signal + _dot(x, x), noise + _dot(error, error)
+                self.product, self.other = self.product + _dot(x, y), self.other + _dot(y, y)
+            self.peak = max(self.peak, _peak(x))
+            self.count += x.size
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.signal, self.noise = self.signal + signal, self.noise + noise
+            self.signals, self.noises = self.signals + signal * signal, self.noises + noise * noise
             self.mixed += signal * noise
-            self.noises += noise * noise
-            self.product += _dot(x, y)
-            self.other += _dot(y, y)
-        self.peak = max(self.peak, _peak(x))
-        self.count += x.size
-        self.samples += 1
+        self.samples += self.count > before
 
     def __add__(self, other: Distance) -> Distance:
         """The distance over the samples of both."""

@@ -2,6 +2,7 @@
 
 noise    Σ over outputs  Σ (x − y)² / Σ x²     x: float outputs, y: those of the other model; adds up over layers
 kl       mean over positions of  Σ p log(p / q),  p, q: softmax of the first output along its last axis, in nats
+perplexity   exp(− mean of log q of the token that follows)
 
 ``Outputs`` are running sums, ``Loss`` keeps the energies of every sample, so that two models can be compared sample by
 sample (``quark.measure.gain``).
@@ -18,8 +19,9 @@ import numpy as np
 
 from quark.dataclass import dataclass
 from quark.errors import DataError
-from quark.measure.distance import Distance
+from quark.measure.distance import PIECE, Distance
 from quark.measure.score import Score, groups_of
+from quark.numerics.array import Array, Same, cast, is_torch, namespace
 
 #: Tensors of one sample, by name.
 Values = Mapping[str, np.ndarray]
@@ -34,18 +36,35 @@ class Outputs:
     distances: dict[str, Distance] = field(default_factory=dict)
     divergence: float = 0.0
     positions: int = 0
+    surprise: float = 0.0
+    tokens: int = 0
 
-    def update(self, reference: Values, values: Values, kl: bool) -> None:
-        """Add one sample; outputs whose shape depends on values, and differs, are left out."""
+    def update(self, reference: Mapping[str, Array], values: Mapping[str, Array], kl: bool) -> None:
+        """Add one sample, ``kl``: with the divergence of its first output; outputs that only the
+        reference has, or whose shape depends on values and differs, are left out. Tensors are on the CPU."""
         for number, (name, x) in enumerate(reference.items()):
-            y = values[name]
-            if x.shape != y.shape:
+            y = values.get(name)
+            if y is None or x.shape != y.shape:
                 continue
-            self.distances.setdefault(name, Distance()).update(x, y)
+            self.distances.setdefault(name, Distance()).update(np.asarray(x), np.asarray(y))
             if kl and not number:
-                found = divergence(x, y)
-                self.divergence += float(found.sum())
-                self.positions += found.size
+                rows, others = (one.reshape(-1, one.shape[-1]) for one in (x, y))
+                step = max(PIECE // x.shape[-1], 1)
+                for start in range(0, len(rows), step):
+                    part = slice(start, start + step)
+                    self.divergence += float(divergence(rows[part], others[part]).sum())
+                self.positions += len(rows)
+
+    def follow(self, values: Array, ids: Array) -> None:
+        """Add how surprised a language model is by the tokens of one sample.
+
+        Args:
+            values: the scores of all words behind each token, [batch, tokens, words].
+            ids: the tokens, [batch, tokens].
+        """
+        said, following = log_softmax(values[:, :-1].reshape(-1, values.shape[-1])), ids[:, 1:].reshape(-1)
+        self.surprise -= float(said[range(len(following)), following].sum())
+        self.tokens += len(following)
 
     def __add__(self, other: Self) -> Self:
         """The sums over the samples of both."""
@@ -55,7 +74,8 @@ class Outputs:
         return type(self)(distances, **sums)
 
     def metrics(self) -> dict[str, float]:
-        """The measures: the worst output's SQNR and cosine, the mean MSE, the mean divergence where it was wanted.
+        """The measures: the worst output's SQNR and cosine, the mean MSE, the mean divergence where it was wanted, the
+        perplexity of a language model.
 
         An output that is not a number is the worst, and no measure is a number then.
 
@@ -73,7 +93,8 @@ class Outputs:
             "psnr": float(np.min([one.psnr for one in found])),
             "noise": float(noise),
         }
-        return measured | ({"kl": max(self.divergence / self.positions, 0.0)} if self.positions else {})
+        measured |= {"kl": max(self.divergence / self.positions, 0.0)} if self.positions else {}
+        return measured | ({"perplexity": math.exp(min(self.surprise / self.tokens, 700.0))} if self.tokens else {})
 
 
 def scores(found: Sequence[Outputs]) -> dict[str, Score]:
@@ -95,20 +116,22 @@ def loss_name(metric: str) -> str:
     return metric if metric in ("mse", "kl") else "noise"
 
 
-def divergence(reference: np.ndarray, values: np.ndarray) -> np.ndarray:
+def divergence(reference: Array, values: Array) -> Same:
     """KL divergence in nats of the softmax along the last axis, per position; NaN where that is no distribution.
 
     Classes that the reference rules out (-inf) count as nothing, and one that only ``values`` rules out as inf.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         p, q = log_softmax(reference), log_softmax(values)
-        terms = np.where(np.isneginf(p) & ~np.isnan(q), 0.0, np.exp(p) * (p - q))
-        return np.sum(terms, axis=-1)
+        xp = namespace(p)
+        return xp.where(xp.isneginf(p) & ~xp.isnan(q), 0.0, xp.exp(p) * (p - q)).sum(-1)
 
 
-def log_softmax(x: np.ndarray) -> np.ndarray:
+def log_softmax(x: Array) -> Same:
     """Along the last axis, in float64."""
-    x = x.astype(np.float64)
+    x = cast(x, "float64")
+    if is_torch(x):
+        return x.log_softmax(-1)
     x = x - x.max(axis=-1, keepdims=True)
     return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
 

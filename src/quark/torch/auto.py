@@ -26,7 +26,7 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, QuarkError
 from quark.files.journal import Journal
 from quark.files.private import private_folder
-from quark.measure.outputs import scores
+from quark.measure.outputs import Outputs, scores
 from quark.measure.score import Score, error
 from quark.search.auto import DROP, LATE, AutoTrial, Goal, Outcome, Search
 from quark.search.function import checked_reference, score_of
@@ -42,7 +42,6 @@ from quark.torch.export.before_work import check_before_work
 from quark.torch.export.write_as import config_for, export_as
 from quark.torch.layer_runs import (
     FloatOutputs,
-    Predictions,
     Traffic,
     lay_out,
     outputs_before,
@@ -212,7 +211,7 @@ class TorchSearch(Search[TorchTrial, TorchOutcome]):
             return common, self.figures(common, outputs_before)
 
     def figures(
-        self, common: FloatOutputs, outputs: Callable[[nn.Module, FloatOutputs], list[Predictions]] = outputs_of
+        self, common: FloatOutputs, outputs: Callable[[nn.Module, FloatOutputs], list[Outputs]] = outputs_of
     ) -> dict[str, Score]:
         """The measures of the model as it is."""
         if self.goal.metric is None:

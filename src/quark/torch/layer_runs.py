@@ -13,7 +13,6 @@ is then a whole forward pass).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import field
@@ -42,43 +41,8 @@ from quark.torch.quantized_layer import QuantLayer, forget_quantized, quantized_
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.structure import run_model
 
-#: Rows of logits whose divergence is computed at a time, in float64.
-ROWS = 256
 #: The output whose divergence is measured, and that tokens are predicted by.
 FIRST = "output 0"
-
-
-@dataclass
-class Predictions(Outputs):
-    """Outputs, and how surprised a language model is by the tokens that follow."""
-
-    surprise: float = 0.0
-    tokens: int = 0
-
-    def add(self, name: str, reference: torch.Tensor, values: torch.Tensor, kl: bool = True) -> None:
-        """Add an output of one sample; one whose shape depends on values, and differs, is left out."""
-        if reference.shape != values.shape:
-            return
-        x, y = reference.reshape(-1, reference.shape[-1]), values.reshape(-1, values.shape[-1])
-        for a, b in zip(x.split(ROWS), y.split(ROWS), strict=True):
-            self.update({name: a.numpy()}, {name: b.numpy()}, False)
-            if kl:
-                p, q = a.double().log_softmax(-1), b.double().log_softmax(-1)
-                self.divergence += float((p.exp() * (p - q)).sum())
-                self.positions += len(a)
-
-    def follow(self, values: torch.Tensor, ids: torch.Tensor | None) -> None:
-        """Add how surprising the tokens ``ids`` of one sample are, where the model is a language model."""
-        if ids is not None and values.dim() == 3 and ids.shape[-1] > 1:
-            predicted = values[:, :-1].reshape(-1, values.shape[-1]).double()
-            following = ids[:, 1:].reshape(-1).to(predicted.device)
-            self.surprise += float(nn.functional.cross_entropy(predicted, following, reduction="sum"))
-            self.tokens += len(following)
-
-    def metrics(self) -> dict[str, float]:
-        """The measures by name, with the perplexity where there are tokens."""
-        told = {"perplexity": math.exp(min(self.surprise / self.tokens, 700.0))} if self.tokens else {}
-        return super().metrics() | told
 
 
 @dataclass(frozen=True)
@@ -89,8 +53,14 @@ class FloatOutputs:
     folder: Path
 
     def reference(self, index: int) -> dict[str, torch.Tensor]:
-        """The float outputs for a sample."""
-        return load_file(self.folder / f"{index}.safetensors")
+        """The float outputs for a sample, in their order."""
+        found = load_file(self.folder / f"{index}.safetensors")
+        return {name: found[name] for name in names_of(len(found))}
+
+
+def names_of(count: int) -> list[str]:
+    """What outputs are called."""
+    return [f"output {number}" for number in range(count)]
 
 
 def outputs_to(model: nn.Module, sample: Any) -> dict[str, torch.Tensor]:
@@ -101,9 +71,8 @@ def outputs_to(model: nn.Module, sample: Any) -> dict[str, torch.Tensor]:
     """
     found = [one.detach().float().cpu().contiguous() for one in answer_tensors(run_model(model, sample))]
     whole = [one if one.dim() else one.reshape(1) for one in found]
-    return {
-        f"output {number}": one.clone() if number else one for number, one in enumerate(whole)
-    }  # no file shares any
+    whole = [one.clone() if number else one for number, one in enumerate(whole)]  # no file shares any
+    return dict(zip(names_of(len(whole)), whole, strict=True))
 
 
 def ids_of(sample: Any) -> torch.Tensor | None:
@@ -163,7 +132,7 @@ def measure(model: nn.Module, common: FloatOutputs, skip: Callable[[int], Any] |
     return together(outputs_of(model, common, skip)).metrics()
 
 
-def outputs_of(model: nn.Module, common: FloatOutputs, skip: Callable[[int], Any] | None = None) -> list[Predictions]:
+def outputs_of(model: nn.Module, common: FloatOutputs, skip: Callable[[int], Any] | None = None) -> list[Outputs]:
     """The same sample by sample, before anything is divided."""
     made = []
     with running(model):
@@ -176,19 +145,17 @@ def outputs_of(model: nn.Module, common: FloatOutputs, skip: Callable[[int], Any
     return made
 
 
-def outputs_before(model: nn.Module, common: FloatOutputs) -> list[Predictions]:
+def outputs_before(model: nn.Module, common: FloatOutputs) -> list[Outputs]:
     """Those of the float model, which are laid out; nothing is run."""
     return [compared(model, common, index, common.reference(index)) for index in range(len(common.samples))]
 
 
-def compared(model: nn.Module, common: FloatOutputs, index: int, values: dict[str, torch.Tensor]) -> Predictions:
+def compared(model: nn.Module, common: FloatOutputs, index: int, values: dict[str, torch.Tensor]) -> Outputs:
     """What a model answered to a sample, against the float outputs; the divergence is that of the first."""
-    made = Predictions()
-    for name, reference in common.reference(index).items():
-        if name in values:
-            made.add(name, reference, values[name], kl=name == FIRST)
-    if speaks(model):
-        made.follow(values[FIRST], ids_of(common.samples[index]))
+    made, ids = Outputs(), ids_of(common.samples[index])
+    made.update(common.reference(index), values, True)
+    if speaks(model) and ids is not None and values[FIRST].dim() == 3 and ids.shape[-1] > 1:
+        made.follow(values[FIRST], ids)
     return made
 
 

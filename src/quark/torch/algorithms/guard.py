@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from quark.dataclass import dataclass
+from quark.measure import outputs
 from quark.measure.gain import FEW, Gain, gain, surest
 from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
 from quark.torch.algorithms.context import ModelContext
@@ -103,8 +104,7 @@ def shares(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
 
 def divergence(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     """The mean KL divergence of the scores that come first, [rows, words]."""
-    p, q = wanted[0].double().log_softmax(-1), found[0].double().log_softmax(-1)
-    return float((p.exp() * (p - q)).sum(-1).mean())
+    return float(outputs.divergence(wanted[0], found[0]).mean())
 
 
 def best_change(walk: BlockWalk, changes: Sequence[Change]) -> Change | None:
