@@ -426,6 +426,12 @@ def unknown_outside(opset: int = 13) -> onnx.ModelProto:
     return models.model(graph, _numbers(one=1, zero=0), opset)
 
 
+def equal_constants() -> onnx.ModelProto:
+    """A constant that is stored twice."""
+    text = "g (float[2, 6] x) => (float[2, 6] y) { u = Mul (x, a) y = Mul (u, b) }"
+    return models.model(text, {name: np.full(6, 1.5, np.float32) for name in "ab"}, 17)
+
+
 def einsums() -> onnx.ModelProto:
     """A projection, and a product of two activations that are moved and put together."""
     text = """g (float[2, 6, 8] x) => (float[2, 6, 4] y, float[2, 6, 6] s) {
@@ -437,6 +443,7 @@ def einsums() -> onnx.ModelProto:
 
 TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "einsums": einsums,
+    "equal_constants": equal_constants,
     "gelu": gelu,
     "gelu below opset 20": lambda: gelu(13),
     "layer_norm": layer_norm,

@@ -151,3 +151,29 @@ def test_a_sample_that_the_cell_does_not_take_is_told() -> None:
     proto.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, [STEPS, 1, None]))
     with pytest.raises(DataError, match=r"does not run on this sample \('x' float32 \[6, 1, 95\]"):
         quantized(proto, [{**feed, "x": feed["x"][..., 1:]} for feed in feeds])
+
+
+def test_two_branches_that_read_one_weight_have_its_codes_once() -> None:
+    """The samples enter one branch, whose LSTM computes in integers; the other's is in float, from the same codes."""
+    proto, feeds = lstm()
+    nodes = {}
+    for branch in ("then", "else"):
+        node = onnx.NodeProto()
+        node.CopyFrom(proto.graph.node[0])
+        node.name, node.output[:] = branch, [f"{branch}_{end}" for end in ("y", "yh", "yc")]
+        nodes[f"{branch}_branch"] = helper.make_graph([node], branch, [], [free(node.output[0])])
+    chosen = [
+        helper.make_node("ReduceMax", ["h"], ["most"], keepdims=0),
+        helper.make_node("Greater", ["most", "least"], ["yes"]),
+        helper.make_node("If", ["yes"], ["out"], name="choice", **nodes),
+    ]
+    stored = [*proto.graph.initializer, numpy_helper.from_array(np.float32(0), "least")]
+    graph = helper.make_graph(chosen, "g", list(proto.graph.input), [free("out")], stored)
+    outer = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made, _, _ = quantized(outer, feeds)
+    branches = {one.name: [node.op_type for node in one.g.node] for one in made.graph.node[-1].attribute}
+    assert "DynamicQuantizeLSTM" in branches["then_branch"] and "LSTM" in branches["else_branch"]
+    assert made.ByteSize() < 0.35 * proto.ByteSize()
+    for feed in (feeds[0], {**feeds[0], "h": -np.abs(feeds[0]["h"])}):
+        wanted, found = models.run(outer, feed)[0], models.run(made, feed)[0]
+        assert 10 * np.log10((wanted**2).sum() / ((wanted - found) ** 2).sum()) > 28

@@ -26,7 +26,7 @@ from quark.onnx.graph.run import Runner, unfit
 from quark.onnx.graph.session import RUNTIME_ERRORS, Runtime, open_session
 from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.initializers import ParameterInitializers
-from quark.onnx.qdq.recurrent import DYNAMIC, REASON, dynamic_nodes, write_dynamic
+from quark.onnx.qdq.recurrent import DYNAMIC, REASON, TURNED, dynamic_nodes, write_dynamic
 
 #: dB that the integer form has to reach, and samples that are looked at. Codes of weights alone reach about 40.
 LEAST, SAMPLES = 25.0, 16
@@ -56,7 +56,7 @@ def _in_float(node: ir.Node, plan: Plan, why: str) -> None:
     for value in node.inputs[1:3]:
         tensor = plan.tensors[str(value.name)] if value is not None else None
         if tensor is not None:
-            plan.tensors[tensor.name] = replace(tensor, reason=tensor.reason.replace(DYNAMIC, REASON))
+            plan.tensors[tensor.name] = replace(tensor, reason=tensor.reason.replace(DYNAMIC, TURNED))
 
 
 def _qualities(

@@ -197,6 +197,7 @@ FINISH = (
     Step("FasterForms", "fold_relu", lambda job: {"below": True}, on_cpu),
     Step("FasterForms", "faster_floats", default=on_cpu),
     Step("FasterForms", "body_constants", default=on_cpu),
+    Step("FasterForms", "share_constants", default=on_cpu),
 )
 #: What is said of the tensors of the finished graph.
 STATE = (Step("FillAllValueInfo", "fill_value_info"),)

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from quark.config.plan import Plan, Role, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, ModelError
-from quark.ir.surgery import attribute, constant_array, input_at, int_attribute, is_constant
+from quark.ir.surgery import attribute, constant_array, input_at, int_attribute, ints_attribute, is_constant
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import FORMATS, Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
@@ -255,6 +255,10 @@ def _folded(node: ir.Node, source: ir.Value, format: str) -> TensorPlan:
         if values.size > 1 and not isinstance(granularity, Group):
             granularity, values = Channel(int(np.argmax(values.shape))), values.reshape(-1)
         operands[step.op_type], last = values if values.size > 1 else values.reshape(()), step
+    ours = f"{str(node.name).removesuffix('_DequantizeLinear')}_Transpose"  # codes laid out otherwise than the constant
+    turn = next((use.node for use in last.outputs[0].uses() if use.node.name == ours), None)
+    if turn is not None and isinstance(granularity, Channel):
+        granularity, last = Channel((ints_attribute(turn, "perm") or [0]).index(granularity.axis)), turn
     scale, zero_point = np.broadcast_arrays(operands["Mul"], operands["Sub"])
     spec = spec_of(format, scale.astype(np.float64), zero_point.astype(np.int64), granularity)
     spec = replace(spec, narrow=_is_narrow(spec, constant_array(source)))

@@ -53,6 +53,7 @@ from quark.onnx.passes import (
     remove_qdq,
     replace_inf,
     resize_to_power_of_two,
+    share_constants,
     simplify,
     split_large_pool,
     split_to_slice,
@@ -239,6 +240,11 @@ TABLE: tuple[Pass, ...] = (
         "Constants that a body of If, Loop or Scan reads alone become its own.",
         loop_constants.make_own,
         when=("If", "Loop", "Scan"),
+    ),
+    Pass(
+        "share_constants",
+        "Constants of equal contents, such as the zero points of weights, are stored once.",
+        share_constants.run,
     ),
     Pass(
         "convert_split_to_slice",

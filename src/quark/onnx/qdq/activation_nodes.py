@@ -6,7 +6,7 @@ tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -42,7 +42,7 @@ class QuantizedTensor:
         self,
         op_type: str,
         inputs: list[ir.Value],
-        attributes: Mapping[str, int | str],
+        attributes: Mapping[str, int | str | Sequence[int]],
         domain: str = "",
         kind: str = "DequantizeLinear",
         dtype: ir.DataType | None = None,

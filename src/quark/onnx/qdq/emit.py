@@ -26,8 +26,8 @@ from quark.onnx.qdq.activation_nodes import ACTIVATION_NODES, AMD, OWN, Quantize
 from quark.onnx.qdq.channel_axes import is_off_channel
 from quark.onnx.qdq.initializers import ParameterInitializers
 from quark.onnx.qdq.node_kinds import activation_kind, constant_kind
-from quark.onnx.qdq.recurrent import dynamic_nodes, is_alone, write_dynamic
-from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant
+from quark.onnx.qdq.recurrent import dynamic_nodes, is_alone, is_turned, write_dynamic
+from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant, turned_constant
 from quark.onnx.qdq.tables import is_lookup, write_lookups
 from quark.operators import add_functions
 
@@ -104,6 +104,10 @@ def write_constant(graph: ir.Graph, item: QuantizedTensor, uses: list[Any]) -> N
     options, spec = item.options, item.tensor.spec
     if options.EnableVaimlBF16 and spec.row.onnx_type == "BFLOAT16":
         read = rounded_constant(item)
+    elif is_turned(item.tensor):
+        nodes = turned_constant(item)
+        insert_behind(graph, item.value, nodes)
+        read = nodes[-1].outputs[0]
     else:
         fold, kind = _must_fold(item, uses), activation_kind(spec, options)
         if options.AddQDQPairToWeight and item.tensor.role == "weight" and not (fold and kind == "standard"):

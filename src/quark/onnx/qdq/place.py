@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 
 import onnx_ir as ir
 
@@ -41,6 +42,7 @@ from quark.onnx.qdq import (
     slots,
     slower,
     tables,
+    weights_alone,
 )
 from quark.onnx.qdq.angles import NoData
 from quark.onnx.qdq.block_axes import in_blocks, is_scalar
@@ -133,6 +135,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
         if rule.output == "same":
             _pass_through(node, layer, placement)
     recurrent.store_weights(model, placement.plan, job, decisions, _suits_cpu(job, job.options.DynamicLSTM))
+    weights_alone.store_weights(model, placement.plan, decisions, partial(_for_weight, job=job))
     left = {*placement.no_data.nodes} | placement.decoding | placement.masking
     tables.store_tables(model, placement.plan, job, decisions, left)
     own_inputs.separate(model, placement.plan, placement.apart)

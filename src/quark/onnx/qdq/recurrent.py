@@ -30,6 +30,9 @@ from quark.onnx.qdq.store import codes_of
 
 RECURRENT = ("LSTM", "GRU", "RNN")
 REASON = "weights alone: it computes in float"
+#: The same of an LSTM that could have been one of integers: its codes are laid out as that reads them, so that branches
+#: of an If that read one weight in both forms have the codes once.
+TURNED = f"{REASON}, from codes as DynamicQuantizeLSTM reads them"
 DYNAMIC = "weights as codes, inputs and states with a scale of every step: DynamicQuantizeLSTM"
 MICROSOFT = "com.microsoft"
 #: Positions of the weights of the input and of the state; their rows are the gates'.
@@ -67,6 +70,11 @@ def store_weights(
 def is_alone(tensor: TensorPlan) -> bool:
     """Whether a tensor is a weight of a recurrent layer that computes in float."""
     return tensor.role == "weight" and tensor.reason.startswith((REASON, DYNAMIC))
+
+
+def is_turned(tensor: TensorPlan) -> bool:
+    """Whether the codes of such a weight are laid out [directions, inputs, 4 hidden]."""
+    return tensor.role == "weight" and tensor.reason.startswith(TURNED)
 
 
 def _for_rows(spec: TensorSpec) -> TensorSpec:

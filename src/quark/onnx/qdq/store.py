@@ -6,6 +6,7 @@ Codes are computed when the file is written, one tensor at a time; the float ten
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import ml_dtypes  # noqa: F401 - registers the narrow types with NumPy
@@ -15,7 +16,7 @@ import onnx_ir as ir
 from quark.config.plan import TensorPlan
 from quark.ir.surgery import let_go, shape_of, tensor_of
 from quark.numerics.blocks import Block
-from quark.numerics.granularity import Group
+from quark.numerics.granularity import Channel, Group
 from quark.numerics.packing import pack
 from quark.onnx.qdq.activation_nodes import AMD, OWN, QuantizedTensor, axis_of, block_axis
 from quark.onnx.qdq.node_kinds import Kind, onnx_type
@@ -81,6 +82,24 @@ def _cast(item: QuantizedTensor) -> list[ir.Node]:
             nodes += [*spread, item.node(op_type, [value, operand], {}, kind=op_type)]
             value = nodes[-1].outputs[0]
     return nodes
+
+
+def turned_constant(item: QuantizedTensor) -> list[ir.Node]:
+    """The same of a constant of three axes whose codes are stored with the last two exchanged."""
+    source, spec, perm = tensor_of(item.value), item.tensor.spec, (0, 2, 1)
+    axis = axis_of(item.tensor).get("axis")
+    granularity = spec.granularity if axis is None else Channel(perm.index(axis))
+    sizes = source.shape.numpy()
+    stored = ir.LazyTensor(
+        lambda: ir.Tensor(np.ascontiguousarray(source.numpy().transpose(perm))),
+        dtype=source.dtype,
+        shape=ir.Shape([sizes[k] for k in perm]),
+        name=item.value.name,
+    )
+    value = ir.Value(name=item.value.name, shape=stored.shape, type=item.value.type, const_value=stored)
+    turned = replace(item.tensor, spec=replace(spec, granularity=granularity))
+    nodes = _cast(replace(item, value=value, tensor=turned))
+    return [*nodes, item.node("Transpose", [nodes[-1].outputs[0]], {"perm": perm}, kind="Transpose")]
 
 
 def _beside(item: QuantizedTensor, values: np.ndarray, op_type: str) -> tuple[list[ir.Node], ir.Value]:
