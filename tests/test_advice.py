@@ -16,10 +16,12 @@ import pytest
 from tests.onnx_flow import models
 
 from quark.cli import main, quantization, verdicts
-from quark.onnx import ModelQuantizer, climb, compare, tuned_speed
+from quark.onnx import ModelQuantizer, climb, tuned_speed
 from quark.onnx.coverage import Coverage, coverage
 from quark.onnx.graph.model import load
+from quark.onnx.latency import FEWEST
 from quark.report import verdict
+from quark.search.parts import spread_order
 
 Capture = pytest.CaptureFixture[str]
 
@@ -388,7 +390,27 @@ def test_what_is_tried_is_judged_on_the_samples_that_were_compared(
     assert main([*words, "-p", "A8W8"]) == 0
     samples = [{"x": row[None]} for row in models.normal(9, 64)]
     done = quantization.check_of(Path(words[2]), Path(words[4]), samples, False, None, hurry=True)
-    assert len(done.samples) == done.comparison.samples == compare.FEWEST
+    assert len(done.samples) == done.comparison.samples == FEWEST
+
+
+def test_a_quiet_beginning_decides_nothing(tmp_path: Path, capsys: Capture) -> None:
+    """A sound that begins with seconds of silence: the check looks at samples spread over all of it."""
+    words = written(tmp_path, LAYERS, **weights())
+    sound = models.normal(256, 1, 64)
+    sound[:64] = 0.0  # the first 16 and more: what says nothing, or what codes round to nothing
+    np.savez(words[6], x=sound)
+    assert main([*words, "-p", "A8W8"]) == 0
+    assert "accuracy  good" in capsys.readouterr().out
+
+
+def test_every_beginning_of_the_order_is_spread_over_all() -> None:
+    assert spread_order(8) == [0, 4, 2, 6, 1, 5, 3, 7] and spread_order(1) == [0] and spread_order(0) == []
+    for count in range(2, 70):
+        order = spread_order(count)
+        assert sorted(order) == list(range(count))
+        for most in range(1, count + 1):
+            gaps = np.diff([-1, *sorted(order[:most]), count])
+            assert gaps.max() <= 2 * -(-count // most) + 1
 
 
 @pytest.mark.parametrize("what", ["check_of", "advise", "page"])

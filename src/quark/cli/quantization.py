@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -19,7 +19,7 @@ from quark.cli.output import print_json, say, show, write_lines, write_page, wri
 from quark.cli.requests import Decided, Quantize
 from quark.cli.settings import parse_settings
 from quark.cli.source_options import SampleSource, source_words
-from quark.cli.sources import WANTED, FileSamples, feeds, preprocessing
+from quark.cli.sources import WANTED, FileSamples, at, feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bench, Bound, Subject, advise, judge_all, parse_bound, remedies, with_typed
 from quark.config.job import Job
 from quark.dataclass import dataclass
@@ -47,7 +47,7 @@ from quark.report import Report, Table, decibels, file_size, milliseconds
 from quark.report.progress import bars
 from quark.report.summary import pass_table, summary_tables
 from quark.report.verdict import SAME, Line, Verdict, runtime_line
-from quark.search.parts import parts_of
+from quark.search.parts import parts_of, spread_order
 
 if TYPE_CHECKING:
     from quark.onnx.causes import Causes
@@ -257,9 +257,7 @@ def _feeds(request: Quantize, config: Config, settings: Mapping[str, Any]) -> An
     if request.config is None or share_of(read_values(request.config)) == "all":
         return found
     half, _, _ = parts_of(len(found))
-    if isinstance(found, FileSamples):
-        return replace(found, readers=[found.readers[place] for place in half])
-    return [found[place] for place in half]
+    return at(found, half)
 
 
 def _judged(request: Quantize) -> Any:
@@ -271,15 +269,20 @@ def _judged(request: Quantize) -> Any:
 
 
 def check_of(
-    first: Path, second: Path, samples: Iterable[Feed], layers: bool, libraries: Libraries, hurry: bool = False
+    first: Path,
+    second: Path,
+    samples: FileSamples | Sequence[Feed],
+    layers: bool,
+    libraries: Libraries,
+    hurry: bool = False,
 ) -> Check:
-    """Run a float model and its quantized form on the first of ``samples``, and time both on one of them.
+    """Run a float model and its quantized form on some of ``samples``, spread over all, and time both on one of them.
 
     ``hurry``: of slow models on fewer; nobody asked for the figure.
     """
     from quark.onnx.causes import causes, with_causes
 
-    chosen: list[Feed] = list(islice(samples, CHECKED))
+    chosen: list[Feed] = list(islice(at(samples, spread_order(len(samples))), CHECKED))
     with bars() as update:
         checks = Checks(layers, moved=True, timed=HURRY if hurry else TIMED, enough=ENOUGH if hurry else None)
         total = len(chosen)
@@ -301,7 +304,7 @@ def outcome(request: Quantize, check: Check | None) -> Table:
         for name, distance in check.comparison.outputs.items():
             rows.append((f"SQNR of {name}", "", decibels(distance.sqnr), ""))
             rows.append((f"cosine of {name}", "", f"{distance.cosine:.6f}", ""))
-        note = f"On the first {check.comparison.samples} samples, ONNX Runtime on this CPU, one sample at a time."
+        note = f"On {check.comparison.samples} samples, ONNX Runtime on this CPU, one sample at a time."
     return Table("Outcome", ("", "float", "quantized", "gain"), tuple(rows), note)
 
 

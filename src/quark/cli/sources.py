@@ -81,6 +81,13 @@ class FileSamples:
         return replace(self, readers=self.readers[:count])
 
 
+def at(samples: FileSamples | Sequence[Feed], places: Sequence[int]) -> FileSamples | list[Feed]:
+    """The samples at these places, in their order."""
+    if isinstance(samples, FileSamples):
+        return replace(samples, readers=[samples.readers[place] for place in places])
+    return [samples[place] for place in places]
+
+
 def find_samples(
     path: Path, inputs: Sequence[ModelInput], settings: Preprocessing | None = None, strict: bool = True
 ) -> FileSamples:

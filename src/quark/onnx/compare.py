@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
-from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx
@@ -54,12 +53,8 @@ from quark.report.values import LayerView, TensorView, Weakness
 
 Model = str | Path | onnx.ModelProto
 BINS = 128
-FEWEST = 4
-"""Samples that are compared however long they take."""
 TIMED = 2.0
 """Seconds for timing where the figure was asked for."""
-HELD = 1 << 26
-"""Bytes of outputs that may wait for those of the other model."""
 FLOAT, QUANTIZED = "float", "quantized"
 """The names of both models where they are timed."""
 ODD = 25.0  # dB, below which a layer may have been rescaled
@@ -174,6 +169,8 @@ def compare(
         ModelError: a model cannot be read or run.
         DataError: no samples, samples that do not fit, or models whose inputs or outputs differ.
     """
+    from quark.onnx.latency import FEWEST, Stopwatch, in_turns
+
     first, second = load(float_model), load(quantized_model)
     refuse_bfloat16(first, float_model, CPU)
     names = outputs_of(first, second)
@@ -188,15 +185,14 @@ def compare(
     done, start, seconds = 0, 0.0, dict[str, float]()
     beside: dict[str, Any] = {"seconds": seconds}
     feeds = checked(samples_of(as_reader(first, samples)), inputs_of(first))
-    runs = {FLOAT: partial(_said, ours, names), QUANTIZED: partial(_answers, theirs, names, layout)}
-    timed = math.inf if checks.timed is None else checks.timed
-    for done, (feed, *said) in enumerate(_in_turns(feeds, runs, (ours, theirs), timed, seconds), start=1):
+    watch = Stopwatch({FLOAT: partial(_said, ours, names), QUANTIZED: partial(_answers, theirs, names, layout)})
+    for done, (feed, *said) in enumerate(in_turns(feeds, watch.runs, (ours, theirs), checks.timed, seconds), start=1):
         found = dict(zip(names, zip(*said, strict=True), strict=True))
         if done == 1 and checks.moved:
             written = Runner(second, names, runtime=Runtime(libraries=libraries, optimize=False))
             beside["moved"] = _moved_most(found, dict(zip(names, _answers(written, names, layout, feed), strict=True)))
-        if done == 1:
-            one, start = feed, time.process_time()
+        start = time.process_time() if done == 1 else start
+        watch.keep(feed)
         _count(found, outputs, answers)
         for distance, scaling, codes, (x, y) in zip(distances, scalings, ranges, inner(feed), strict=True):
             _observe(distance, scaling, codes, x, y)
@@ -205,11 +201,11 @@ def compare(
         if checks.enough is not None and done >= FEWEST and time.process_time() - start > checks.enough:
             break
     if done and checks.timed is not None and not seconds:
+        one = watch.typical()
         both = {FLOAT: (float_model, ours, one), QUANTIZED: (quantized_model, theirs, layout.taken(one))}
         seconds.update(pace_of(both, checks.timed, libraries))
-    weak = of_model(second) if checks.layers else ()
     views = _layers(pairs, distances, scalings), _views(pairs, ranges)
-    return Comparison(outputs, *views, done, weak, answers, **beside)
+    return Comparison(outputs, *views, done, of_model(second) if checks.layers else (), answers, **beside)
 
 
 def _count(
@@ -221,47 +217,6 @@ def _count(
     for name, (x, y) in found.items():
         if x.shape == y.shape and x.dtype.kind not in TEXT:
             outputs[name].update(x, y)
-
-
-Run: TypeAlias = Callable[[Feed], list[np.ndarray]]
-
-
-def _in_turns(
-    feeds: Iterable[Feed], runs: Mapping[str, Run], runners: Sequence[Runner], timed: float, seconds: dict[str, float]
-) -> Iterator[tuple[Feed, list[np.ndarray], list[np.ndarray]]]:
-    """Every sample, and what both models say on it.
-
-    Where ``FEWEST`` samples take at least ``timed`` seconds, those behind the first run in a block of each model, whose
-    times are put into ``seconds``: such models are not run for their time alone, unless the machine is busy. A block
-    has all samples or none.
-    """
-    from quark.onnx.latency import is_restless, pause_of, quiet
-
-    left, (first, second) = iter(feeds), runs.values()
-    for feed in islice(left, 1):
-        start = time.perf_counter()
-        x, y = first(feed), second(feed)
-        slow = FEWEST * (time.perf_counter() - start) >= timed
-        held = FEWEST * sum(array.nbytes for array in (*x, *y))
-        yield feed, x, y
-        sessions = [runner.session for runner in runners if runner.session is not None]
-        block = list(islice(left, FEWEST - 1)) if slow and held <= HELD and len(sessions) == len(runners) else []
-        pause = pause_of(sessions) if block else 0.0
-        blocks = {name: _timed(run, block, pause) for name, run in runs.items()}
-        if len(block) == FEWEST - 1 and not any(is_restless(times) for _, times in blocks.values()):
-            seconds.update((name, quiet(times)) for name, (_, times) in blocks.items())
-        yield from zip(block, *(said for said, _ in blocks.values()), strict=True)
-    yield from ((feed, first(feed), second(feed)) for feed in left)
-
-
-def _timed(run: Run, block: Iterable[Feed], pause: float) -> tuple[list[list[np.ndarray]], list[float]]:
-    """What a model says on samples in a row, and the seconds of each."""
-    time.sleep(pause)
-    answers, marks = [], [time.perf_counter()]
-    for feed in block:
-        answers.append(run(feed))
-        marks.append(time.perf_counter())
-    return answers, [after - before for before, after in pairwise(marks)]
 
 
 def pace_of(

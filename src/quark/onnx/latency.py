@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -23,6 +25,7 @@ import onnxruntime
 from quark.onnx.data_layout import widened
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.model import load
+from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import open_session, quiet_options
 
 SKIPPED, COUNTED = 4, 6
@@ -36,6 +39,12 @@ REST = 0.05
 """Seconds that a block waits for the threads of the session before; they were seen to spin for 0.03."""
 
 
+FEWEST = 4
+"""Samples that are compared however long they take."""
+KEPT = 16
+"""Samples, one of which the models are timed on."""
+HELD = 1 << 26
+"""Bytes of outputs that may wait for those of the other model, and of samples that are kept."""
 FAST = 0.1
 """The quantile of the counted inferences that is told."""
 RESTLESS, LATER = 1.25, 1.0
@@ -80,6 +89,87 @@ def session_seconds(
         if took > seconds and (took > LATER or not any(map(is_restless, times.values()))):
             break
     return {name: quiet(found) for name, found in times.items()}
+
+
+Run: TypeAlias = Callable[[Feed], list[np.ndarray]]
+
+
+def in_turns(
+    feeds: Iterable[Feed],
+    runs: Mapping[str, Run],
+    runners: Sequence[Runner],
+    timed: float | None,
+    seconds: dict[str, float],
+) -> Iterator[tuple[Feed, list[np.ndarray], list[np.ndarray]]]:
+    """Every sample, and what both models say on it.
+
+    Where ``FEWEST`` samples take at least ``timed`` seconds, those behind the first run in a block of each model, whose
+    times are put into ``seconds``: such models are not run for their time alone, unless the machine is busy. A block
+    has all samples or none.
+    """
+    left, (first, second) = iter(feeds), runs.values()
+    for feed in islice(left, 1):
+        start = time.perf_counter()
+        x, y = first(feed), second(feed)
+        slow = timed is not None and FEWEST * (time.perf_counter() - start) >= timed
+        held = FEWEST * sum(array.nbytes for array in (*x, *y))
+        yield feed, x, y
+        sessions = [runner.session for runner in runners if runner.session is not None]
+        block = list(islice(left, FEWEST - 1)) if slow and held <= HELD and len(sessions) == len(runners) else []
+        pause = pause_of(sessions) if block else 0.0
+        blocks = {name: _timed(run, block, pause) for name, run in runs.items()}
+        if len(block) == FEWEST - 1 and not any(is_restless(times) for _, times in blocks.values()):
+            seconds.update((name, quiet(times)) for name, (_, times) in blocks.items())
+        yield from zip(block, *(said for said, _ in blocks.values()), strict=True)
+    yield from ((feed, first(feed), second(feed)) for feed in left)
+
+
+class Stopwatch:
+    """What two models take on each sample, and some of the samples, to time both on one that stands for all.
+
+    Numbers below float32's smallest normal one slow float kernels down, in some samples many times.
+
+    Attributes:
+        runs: those given, by name, which note their seconds.
+    """
+
+    def __init__(self, runs: Mapping[str, Run]) -> None:
+        self._took: dict[str, list[float]] = {name: [] for name in runs}
+        self._kept: list[Feed] = []
+        self.runs = {name: self._noting(run, self._took[name]) for name, run in runs.items()}
+
+    @staticmethod
+    def _noting(run: Run, took: list[float]) -> Run:
+        def noting(feed: Feed) -> list[np.ndarray]:
+            start = time.perf_counter()
+            said = run(feed)
+            took.append(time.perf_counter() - start)
+            return said
+
+        return noting
+
+    def keep(self, feed: Feed) -> None:
+        """Keep the next sample, if there is room."""
+        size = sum(np.asarray(array).nbytes for array in feed.values())
+        if not self._kept or (len(self._kept) < KEPT and (len(self._kept) + 1) * size <= HELD):
+            self._kept.append(feed)
+
+    def typical(self) -> Feed:
+        """The sample at which the ratio of both times is in the middle; the first one's are of cold caches."""
+        first, second = (times[: len(self._kept)] for times in self._took.values())
+        ratios = [one / other for one, other in zip(first, second, strict=True)]
+        order = sorted(range(min(1, len(ratios) - 1), len(ratios)), key=ratios.__getitem__)
+        return self._kept[order[(len(order) - 1) // 2]]
+
+
+def _timed(run: Run, block: Iterable[Feed], pause: float) -> tuple[list[list[np.ndarray]], list[float]]:
+    """What a model says on samples in a row, and the seconds of each."""
+    time.sleep(pause)
+    answers, marks = [], [time.perf_counter()]
+    for feed in block:
+        answers.append(run(feed))
+        marks.append(time.perf_counter())
+    return answers, [after - before for before, after in pairwise(marks)]
 
 
 def pause_of(sessions: Sequence[onnxruntime.InferenceSession]) -> float:

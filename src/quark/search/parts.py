@@ -57,6 +57,17 @@ def parts_of(count: int) -> tuple[list[int], list[int], list[int]]:
     return (whole[::2], whole[1::4], whole[3::4]) if count >= APART else (whole, whole, whole)
 
 
+def spread_order(count: int) -> list[int]:
+    """Indices in an order of which every beginning is spread over all: the first seconds of a sound may be silence, and
+    the first pictures of one class.
+
+    By their binary digits read backwards: 0, a half, a quarter, three quarters, …
+    """
+    digits = max(count - 1, 0).bit_length()
+    places = range(1 << digits)
+    return [place for place in (int(f"{k:0{digits}b}"[::-1], 2) if digits else 0 for k in places) if place < count]
+
+
 def how_far(count: int, reported: int) -> tuple[str, ...]:
     """What a reader must know about figures that rest on ``reported`` of ``count`` samples."""
     if count < APART:
