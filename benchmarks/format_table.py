@@ -34,8 +34,8 @@ LENGTH = 150  # of an error in the table
 LIMIT = 0.02  # relative error of logits in bfloat16
 EQUAL = 1e-5  # the same in float32
 READS: dict[str, tuple[str, ...]] = {  # what a program opens at all
-    "vllm": ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt"),
-    "transformers": ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "gguf"),
+    "vllm": ("quark", "compressed-tensors", "awq", "gptq", "gptq_v2", "fp8", "modelopt"),
+    "transformers": ("quark", "compressed-tensors", "awq", "gptq", "gptq_v2", "fp8", "modelopt", "gguf"),
     "llama.cpp": ("gguf",),
     "onnxruntime-genai": ("onnx",),
 }

@@ -78,6 +78,7 @@ FORMATS = {
         Format("compressed-tensors", "compressed-tensors", behind_rope=True),
         Format("awq", "AWQ", "awq"),
         Format("gptq", "GPTQ", "gptq"),
+        Format("gptq_v2", "GPTQ (version 2)", "gptq_v2"),
         Format("fp8", "fp8", "fp8", behind_rope=True),
         Format("modelopt", "ModelOpt", "modelopt", behind_rope=True),
         Format("mxfp4", "MXFP4 (gpt_oss)", "mxfp4"),

@@ -21,7 +21,7 @@ from quark.torch.quantized_layer import quantized_layers
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 pytestmark = pytest.mark.filterwarnings("ignore")
-FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt")
+FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "gptq_v2", "fp8", "modelopt")
 SIZES = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
 TYPES = [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.bfloat16, torch.float16))]
 

@@ -37,7 +37,14 @@ NARROW = {"hidden_size": 96, "num_key_value_heads": 1, "head_dim": 24}  # 24 out
     [
         ("mixtral", "int4_wo_32", "gptq", r"no place for the single experts of 'model.layers.0.mlp.experts'.*random"),
         ("mixtral", "int4_wo_32", "awq", r"no place for the single experts.*--exclude 'model.layers\.\*\.mlp.experts"),
+        (
+            "mixtral",
+            "int4_wo_32",
+            "gptq_v2",
+            r"no place for the single experts of 'model.layers.0.mlp.experts'.*random",
+        ),
         ("falcon", "int4_wo_32", "gptq", r"leaves '.*' float, a FalconLinear"),
+        ("falcon", "int4_wo_32", "gptq_v2", r"leaves '.*' float, a FalconLinear"),
         ("falcon", "int4_wo_32", "awq", r"the gates of falcon"),
         ("gpt_neox", "int4_wo_32", "awq", r"the gates of gpt_neox.*--format quark has it"),
         ("gpt_neox", "int4_wo_32", "gptq", None),
@@ -69,6 +76,7 @@ NARROW = {"hidden_size": 96, "num_key_value_heads": 1, "head_dim": 24}  # 24 out
         ("t5", "int4_wo_32", "awq", r"leaves '.*\.wo' float, whatever a file says"),
         ("qwen3_moe", "fp8_block", "fp8", None),
         ("bart", "int4_wo_32", "gptq", None),  # optimum finds no encoder, where no file names it
+        ("llama", "uint4_wo_per_channel", "gptq_v2", r"leaves the zero points of 4 bits per channel out"),
         ("llama", "uint4_wo_per_channel", "gptq", r"leaves the zero points of 4 bits per channel out"),
         ("llama", "int4_wo_per_channel", "gptq", None),
         ("llama", "uint4_wo_32", "awq", None),

@@ -70,6 +70,20 @@ def test_machines_that_run_experts_in_compressed_tensors(
     assert (" in compressed-tensors on " in caplog.text) is (machine is not None)
 
 
+@pytest.mark.parametrize(("kind", "format", "floats", "refused"), [
+    ("MixtralForCausalLM", "gptq_v2", [], True), ("MixtralForCausalLM", "gptq_v2", ["*.experts.*"], False),
+    ("MixtralForCausalLM", "gptq", [], False), ("LlamaForCausalLM", "gptq_v2", [], False),
+])  # fmt: skip
+def test_zero_points_of_experts_are_lowered_for_a_kernel_that_adds_one(
+    kind: str, format: str, floats: list[str], refused: bool
+) -> None:
+    """The one for CPUs, which takes those of the file; all others make their own of symmetric codes."""
+    model = tiny.tiny_model(kind.removesuffix("ForCausalLM").lower(), kind)
+    config = QConfig(known_scheme("int4_wo_32"), exclude=["lm_head", "*.gate", *floats])
+    with pytest.raises(ConfigError, match=r"adds one .*--format gptq has") if refused else nullcontext():
+        vllm_reads.check_for_vllm(model, config, format)
+
+
 @pytest.mark.parametrize("rule", [None, "float32"])
 @pytest.mark.parametrize("inputs", [Dtype.fp8_e4m3, Dtype.fp8_e5m2])
 @pytest.mark.parametrize("dtype", [Dtype.int4, Dtype.uint4])

@@ -23,7 +23,7 @@ from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, has_one_scale
 from quark.torch.export.genai import check_runs
 from quark.torch.export.gguf_in_transformers import check_gguf
-from quark.torch.export.gptq import check_words
+from quark.torch.export.gptq import VERSIONS, check_words
 from quark.torch.export.in_turn import check_in_turn
 from quark.torch.export.layout import check_blocks
 from quark.torch.export.model_files import check_merged
@@ -36,7 +36,8 @@ from quark.torch.recurrent import unroll_recurrent
 from quark.torch.rotated import refuse_algorithms
 
 SIDES = {  # of a weight that the codes of a format are packed along; formats that hold linear layers alone
-    "compressed-tensors": (), "awq": ("outputs",), "gptq": ("outputs", "inputs"), "modelopt": (), "fp8": (),
+    "compressed-tensors": (), "awq": ("outputs",), **dict.fromkeys(VERSIONS, ("outputs", "inputs")),
+    "modelopt": (), "fp8": (),
 }  # fmt: skip
 #: A tensor of stacked experts in a checkpoint: no module of its own, and so no ``.weight``.
 STACKED = re.compile(r"experts\.(gate_up_proj|up_proj|down_proj)(_blocks)?$")

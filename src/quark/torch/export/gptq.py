@@ -126,7 +126,9 @@ def gptq_tensors(name: str, layout: ElementLayout, stored: Stored, lowered: int)
     codes = layout.turn(kept).to(torch.int32) + shift
     zeros = layout.zero_point(stored).reshape(rows, -1).to(torch.int32) + shift - lowered
     if bool((zeros < 0).any()):
-        raise ConfigError(f"{name!r} has a zero point of 0, which version 1 of GPTQ cannot store; 'gptq_v2' can")
+        raise ConfigError(
+            f"{name!r} has a zero point of 0, which version 1 of GPTQ cannot store; 'gptq_v2' can (--format gptq_v2)"
+        )
     groups = groups_of(layout)
     size = layout.granularity.size if isinstance(layout.granularity, Group) else columns
     index = torch.arange(columns, dtype=torch.int32, device=codes.device) // min(size, columns)

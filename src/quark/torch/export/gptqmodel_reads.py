@@ -24,9 +24,10 @@ from quark.torch.config.model import QConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.direct_reads import read_directly
 from quark.torch.experts import UnfusedExperts
+from quark.torch.export.gptq import VERSIONS
 from quark.torch.quantized_layer import QuantLayer
 
-METHODS = ("awq", "gptq")
+METHODS = ("awq", *VERSIONS)
 OUTPUTS, BITS = 32, 4
 
 
@@ -92,9 +93,9 @@ def of_layer(model: Any, name: str, stack: str | None, format: str) -> str | Non
     cls = class_of(layer)
     if stack is not None:
         return f"has no place for the single experts of {stack!r} in the format {format}, and makes them up at random"
-    if format == "gptq" and cls is not nn.Linear:
+    if format in VERSIONS and cls is not nn.Linear:
         return f"leaves {name!r} float, a {cls.__name__}, and makes it up at random (get_layers of optimum)"
-    if format == "gptq" and name.rpartition(".")[2].isdigit():
+    if format in VERSIONS and name.rpartition(".")[2].isdigit():
         return f"leaves {name!r} float, as all whose name is a number, and makes it up at random (dir of a module)"
     if format == "awq" and is_left_float(model, name):
         return f"leaves {name!r} float, whatever a file says, and makes it up at random (get_modules_to_not_convert)"

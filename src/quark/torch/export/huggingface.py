@@ -38,7 +38,6 @@ from quark.torch.quantized_layer import QuantLayer, is_diffusers, quantized_laye
 from quark.torch.rotated import refuse_to_export
 
 MODES = ("quark", *CUSTOM_MODES)
-PACKED_INTEGERS = ("awq", "gptq", "gptq_v2")  # modes whose readers cast scales
 
 
 def export_safetensors(
@@ -92,7 +91,7 @@ def export_safetensors(
     warn_of_rope(config, custom_mode, program)
     warn_of_rounding(coded, config, custom_mode, program)
     if custom_mode != "quark":
-        if custom_mode in PACKED_INTEGERS:
+        if custom_mode in gptqmodel_reads.METHODS:  # whose readers cast scales
             warn_of_casts(custom_mode, model, worst_cast(model))
         items = custom_items(model, items, coded_layouts(model, pack_method), custom_mode, config)
     items = cache_scales_for(program, config, [*outside_items(items, names), *left_out_items(model)])

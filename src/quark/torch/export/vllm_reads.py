@@ -25,6 +25,7 @@ from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType
 from quark.torch.experts import UnfusedExperts, fact, is_fused
+from quark.torch.export.gptqmodel_reads import METHODS
 from quark.torch.export.original import names_of, renamed_item
 from quark.torch.export.reader_scales import tensor_with, with_layers
 from quark.torch.export.shards import Item
@@ -210,6 +211,7 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
             )
         if floats or (format == "quark" and takes_turns(one)):
             continue
+        check_zero_points(path, format)
         if format == "compressed-tensors" and has_integer_tensors(config):
             raise ConfigError(
                 f"vLLM does not load {path!r} in compressed-tensors with integers of one scale per tensor "
@@ -222,8 +224,8 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
                 f"Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --scheme int4_int8_128, with a scale per "
                 f"token, is read, on Arm CPUs"
             )
-        if format == "compressed-tensors" and (machine := runs_on(config)):
-            log.warning("vLLM runs %r in compressed-tensors on %s", path, machine)
+        if format == "compressed-tensors":
+            warn_of_machines(path, config)
         if format == "quark" and has_static_integers(config):
             raise ConfigError(
                 f"vLLM loads {path!r} with static scales of integer inputs and has no kernel to run them "
@@ -241,6 +243,21 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
                 f"vLLM finds no place for the scales of the inputs of {path!r} (KeyError: w2_input_global_scale, "
                 f"maybe_remap_moe_expert_param_name); --format quark has them"
             )
+
+
+def check_zero_points(path: str, format: str) -> None:
+    """Zero points of experts that a kernel would take for others."""
+    if format == "gptq_v2":
+        raise ConfigError(
+            f"vLLM adds one to the zero points of {path!r} on a CPU (prepare_int4_moe_layer_for_cpu), which version 2 "
+            f"of GPTQ has as they are; --format gptq has them lowered by one"
+        )
+
+
+def warn_of_machines(path: str, config: QConfig) -> None:
+    """Say which machines run experts in compressed-tensors, where it is not all."""
+    if machine := runs_on(config):
+        log.warning("vLLM runs %r in compressed-tensors on %s", path, machine)
 
 
 def runs_on(config: QConfig) -> str | None:
@@ -319,7 +336,7 @@ def check_turned(model: nn.Module, config: QConfig, format: str) -> None:
             continue
         specs = [stage.spec for stage in found.stages("weight")]
         narrow = any(isinstance(spec.row, Int) and spec.row.bits < 8 for spec in specs)
-        what = "are packed along the outputs" if narrow and format in ("quark", "awq", "gptq") else ""
+        what = "are packed along the outputs" if narrow and format in ("quark", *METHODS) else ""
         what = "have zero points" if any(not spec.symmetric for spec in specs) else what
         what = "have scales of blocks" if any(isinstance(spec.granularity, Block2D) for spec in specs) else what
         if what:

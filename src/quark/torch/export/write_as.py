@@ -89,7 +89,7 @@ def to_onnx(model: nn.Module, folder: Path, source: Path, verify: bool) -> None:
 
 
 WRITERS: Mapping[str, Callable[[nn.Module, Path, Path, bool], FileLoss | None]] = {"gguf": to_gguf, "onnx": to_onnx}
-CAST = ("compressed-tensors", "awq", "gptq", "gguf")  # formats whose readers hold the scales of integers in a half type
+CAST = ("compressed-tensors", *METHODS, "gguf")  # formats whose readers hold the scales of integers in a half type
 
 
 def config_for(config: QConfig, format: str, program: str | None, dtype: torch.dtype) -> QConfig:

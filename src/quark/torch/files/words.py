@@ -20,12 +20,12 @@ from quark.numerics.packing import AWQ_ORDER, unpack
 from quark.torch.config.model import QLayerConfig
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.decoded import Decoder, Parts, awq_values, gptq_decoder
+from quark.torch.export.gptq import VERSIONS
 from quark.torch.files.coded import Coded, Found, Tensors, check_types
 from quark.torch.files.grids import FolderGrid, Parameters, integers, refuse
 
 WORD = 32
 WIDTHS = (2, 3, 4, 8)
-VERSIONS = ("gptq", "gptq_v2")
 LAYOUT = ("checkpoint_format", "format", "version")  # entries that name how words are made
 NO_UNSIGNED = (3,)  # widths that have a signed type only
 
@@ -110,7 +110,7 @@ def gptq(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint)
 
 def lowers(described: Mapping[str, Any], folder: Path) -> int:
     """By how much stored zero points are lowered."""
-    return int(layout_in(described, VERSIONS, folder) == VERSIONS[0])
+    return VERSIONS[layout_in(described, tuple(VERSIONS), folder)]
 
 
 def width_of(parts: Mapping[str, str], tensors: Tensors) -> int:
