@@ -22,6 +22,7 @@ ROLES = {"w1": "gate", "gate_proj": "gate", "w3": "up", "up_proj": "up", "w2": "
 ROLES_IN_ORDER = ("gate", "up", "down")
 IN_TURN = "swigluoai"  # vLLM's activation of rows that take turns
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # of stacks that stay float
 LIMIT, LIMIT_OF_INPUTS = 1e-3, 5e-3  # the latter: what bfloat16 leaves, as in vllm_table.py
 FP8_MAX = 448.0
 
@@ -40,7 +41,8 @@ def compare(model: Any, expected: dict[str, Any]) -> tuple[int, int]:
     for name, values in expected.items():
         if (hit := EXPERT.match(name)) and hit[3] in ROLES:
             wanted.setdefault(hit[1], {})[int(hit[2]), ROLES[hit[3]]] = values
-    layers = {name: layer for name, layer in model.named_modules() if weight_of(layer, "w13") is not None}
+    stacks = ((name, layer, weight_of(layer, "w13")) for name, layer in model.named_modules())
+    layers = {name: layer for name, layer, codes in stacks if codes is not None and codes.dtype not in FLOATS}
     if wanted and len(wanted) != len(layers):
         raise ValueError(f"{len(wanted)} layers have quantized experts, and vLLM has made {len(layers)}")
     compared = left = 0

@@ -192,6 +192,16 @@ def test_a_cache_goes_from_every_format_into_every_other_one(tmp_path: Path) -> 
     assert not torch.equal(wanted, logits(quantized(llama(**SIZES), LLMTemplate.get("llama").get_config("fp8"))))
 
 
+@pytest.mark.parametrize("format", ["quark", "compressed-tensors"])
+@pytest.mark.parametrize("program", [None, "vllm"])
+def test_a_cache_beside_layers_of_several_schemes(format: str, program: str | None, tmp_path: Path) -> None:
+    mixed = {"*layers.0.*": "ptpc_fp8"}
+    config = LLMTemplate.get("llama").get_config("int4_wo_32", kv_cache_scheme="fp8", layer_config=mixed)
+    model = quantized(llama(**SIZES), config_for(config, format, program, torch.float32))
+    export_as(model, tmp_path / "a", format, tmp_path, program=program)
+    assert torch.equal(logits(quantized_model(tmp_path / "a")), logits(model))
+
+
 def test_what_would_not_be_the_same_is_refused(tmp_path: Path) -> None:
     model = quantized(llama(**SIZES), LLMTemplate.get("llama").get_config("uint4_wo_32"))
     write(model, tmp_path / "a", "gptq_v2")

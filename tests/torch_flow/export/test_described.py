@@ -55,15 +55,28 @@ def test_outputs_of_the_layers_that_are_cached() -> None:
         layer_quant_config={"k_proj": QLayerConfig(weight=INT4)},
         kv_cache_quant_config=caches,
     )
-    found = described.cached_layers(config, Layers())
+    found = described.told_layers(config, Layers(), names())
     assert found == {
+        "k_proj": QLayerConfig(weight=INT4, output_tensors=FP8),
         "*k_proj": QLayerConfig(weight=INT4, output_tensors=FP8),
         "*nothing": QLayerConfig(weight=INT8, output_tensors=FP8),
     }
     behind = replace(config, kv_cache_post_rope=True)  # a reader of ours takes the outputs away again
-    assert described.cached_layers(behind, Layers()) == found and described.cache_group(behind) == [*caches]
+    assert described.told_layers(behind, Layers(), names()) == found and described.cache_group(behind) == [*caches]
     told = described.without_cached(replace(behind, layer_quant_config={**behind.layer_quant_config, **found}))
     assert told.layer_quant_config == {**config.layer_quant_config, "*k_proj": QLayerConfig(weight=INT4)}
+
+
+def test_layers_of_several_schemes_that_one_pattern_caches_are_told_by_name() -> None:
+    """The pattern would give all of them the scheme of the first: no file of two schemes and a cache was readable."""
+    model = nn.ModuleDict({"a": Layers(), "b": Layers()})
+    own, usual, cache = QLayerConfig(weight=INT4), QLayerConfig(weight=INT8), QLayerConfig(output_tensors=FP8)
+    config = QConfig(usual, layer_quant_config={"a.*": own}, kv_cache_quant_config={"*k_proj": cache})
+    found = described.told_layers(config, model, names())
+    cached = {"a.k_proj": replace(own, output_tensors=FP8), "b.k_proj": replace(usual, output_tensors=FP8)}
+    assert found == {"a.*": own, **cached}
+    back = described.without_cached(replace(config, layer_quant_config=found))
+    assert back.layer_quant_config == {"a.*": own, "a.k_proj": own, "b.k_proj": usual}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +86,7 @@ def test_caches_behind_rope_that_no_words_of_programs_say(fields: dict[str, Any]
     """One layer makes keys and values, or keys are turned; before RoPE outputs are outputs."""
     caches = {pattern: QLayerConfig(output_tensors=FP8)}
     behind = QConfig(QLayerConfig(weight=INT8), kv_cache_quant_config=caches, kv_cache_post_rope=True, **fields)
-    assert described.cached_layers(behind, Layers()) == {} and described.cache_group(behind) == []
+    assert described.told_layers(behind, Layers(), names()) == {} and described.cache_group(behind) == []
     assert described.cache_group(replace(behind, kv_cache_post_rope=False)) == [pattern]
 
 

@@ -23,7 +23,7 @@ from quark.torch.export import (
     model_files,
     onnx_decoder,
     stacked_blocks,
-    vllm_reads,
+    vllm_schemes,
 )
 from quark.torch.export.gguf_tensors import FileLoss
 from quark.torch.export.shards import item_of
@@ -103,7 +103,7 @@ def test_only_linear_layers_of_float_models_take_a_type(name: str, is_float: boo
 def test_nvfp4_is_blocks_under_a_scale_of_the_tensor(blocks: bool, above: bool | None, expected: bool) -> None:
     format = SimpleNamespace() if above is None else SimpleNamespace(tensor_scale=above)
     stage: Any = SimpleNamespace(is_block=blocks, format=format)
-    assert vllm_reads.is_nvfp4(stage) is expected
+    assert vllm_schemes.is_nvfp4(stage) is expected
 
 
 def test_blocks_of_experts_are_e2m1_under_powers_of_two() -> None:

@@ -21,7 +21,7 @@ from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import WHOLE, Block2D, Channel, Group, Tensor, Token
 from quark.torch.config.type import ZeroPointType
 from quark.torch.export import compressed_tensors as compressed
-from quark.torch.export import custom_modes, gptq, layout, modelopt, vllm_reads
+from quark.torch.export import custom_modes, gptq, layout, modelopt, vllm_reads, vllm_schemes
 from quark.torch.quantization.config.config import (
     FP8E4M3PerGroupSpec,
     FP8E4M3PerTensorSpec,
@@ -426,7 +426,8 @@ def test_zero_points_among_signed_codes() -> None:
     ],
 )
 def test_integers_with_one_scale_each(weight: Any, inputs: Any, expected: bool) -> None:
-    assert vllm_reads.has_integer_tensors(QConfig(of(weight=weight, input_tensors=inputs))) == expected
+    layer = of(weight=weight, input_tensors=inputs)
+    assert vllm_schemes.has_integer_tensors(layer.stages("weight"), layer.stages("input_tensors")) == expected
 
 
 @pytest.mark.parametrize("format", ["quark", "compressed-tensors"])
@@ -647,36 +648,32 @@ def test_weights_that_gguf_has_blocks_for(bits: int, granularity: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["quark", "compressed-tensors", "modelopt"])
-@pytest.mark.parametrize("kind", [vllm_reads.REMAPPED[0], "MixtralForCausalLM"])
+@pytest.mark.parametrize("kind", [vllm_schemes.REMAPPED[0], "MixtralForCausalLM"])
 @pytest.mark.parametrize("integers", [True, False])
-@pytest.mark.parametrize("stages", [["nvfp4"], ["other"], [], ["other", "nvfp4"]], ids=str)
-@pytest.mark.parametrize("exclude", [["*experts*"], ["*up_proj"], []])
+@pytest.mark.parametrize("inputs", [["nvfp4"], ["other"], [], ["other", "nvfp4"]], ids=str)
+@pytest.mark.parametrize("floats", [True, False])
 @pytest.mark.parametrize("turns", [True, False, "with biases"])
 def test_experts_that_vllm_does_not_load(
-    format: str, kind: str, integers: bool, stages: list[str], exclude: list[str], turns: bool | str, monkeypatch: Any
+    format: str, kind: str, integers: bool, inputs: list[str], floats: bool, turns: bool | str, monkeypatch: Any
 ) -> None:
-    model = type(kind, (nn.Module,), {})()
-    model.experts = nn.Linear(2, 2)
-    model.other = nn.Linear(2, 2)
     facts = {"has_gate": True, "is_concatenated": not turns}
-    monkeypatch.setattr(vllm_reads, "is_fused", lambda module: module is model.experts)
-    monkeypatch.setattr(vllm_reads, "fact", lambda module, name: facts[name])
-    monkeypatch.setattr(vllm_reads, "takes_turns", lambda module: turns == "with biases")
-    for name in ("has_integer_tensors", "has_static_integers", "has_rows_of_fp8"):
-        monkeypatch.setattr(vllm_reads, name, lambda config: integers)
-    nvfp4 = "nvfp4" in stages
-    monkeypatch.setattr(vllm_reads, "is_nvfp4", "nvfp4".__eq__)
-    config: Any = SimpleNamespace(exclude=exclude, global_quant_config=SimpleNamespace(stages=lambda slot: stages))
-    mapped, packed = kind in vllm_reads.REMAPPED, format == "compressed-tensors"
+    monkeypatch.setattr(vllm_schemes, "fact", lambda module, name: facts[name])
+    monkeypatch.setattr(vllm_schemes, "takes_turns", lambda module: turns == "with biases")
+    rows = (one._replace(holds=lambda *stages: integers) for one in vllm_schemes.REFUSED)
+    monkeypatch.setattr(vllm_schemes, "REFUSED", tuple(rows))
+    monkeypatch.setattr(vllm_schemes, "is_nvfp4", "nvfp4".__eq__)
+    monkeypatch.setattr(vllm_schemes, "runs_on", lambda *stages: None)
+    own: Any = {"experts.0.up_proj": ((), ()) if floats else (("weight",), tuple(inputs))}
+    mapped, packed = kind in vllm_schemes.REMAPPED, format == "compressed-tensors"
     if (format, turns) == ("quark", "with biases"):
         told = None  # check_in_turn says more
-    elif turns and not (format != "quark" and exclude):
+    elif turns and not (format != "quark" and floats):
         told = "whose rows take turns"
-    elif exclude or not (integers or nvfp4):
+    elif floats or not (integers or "nvfp4" in inputs):
         told = None
     elif packed:
         told = "with integers of one scale" if integers else "the scales of the inputs of 'experts'" if mapped else None
     else:
         told = {"quark": "no kernel to run them", "modelopt": "a scale per row"}[format] if integers else None
     with pytest.raises(ConfigError, match=told) if told else nullcontext():
-        vllm_reads.check_experts(model, config, format)
+        vllm_schemes.check_experts("experts", nn.Linear(2, 2), own, format, kind)

@@ -17,7 +17,10 @@ from quark.errors import ConfigError
 from quark.torch import ModelQuantizer
 from quark.torch.config.schemes import scheme as known_scheme
 from quark.torch.config.type import Dtype, QSchemeType, ScaleType
-from quark.torch.export import vllm_reads
+from quark.torch.export import vllm_reads, vllm_schemes
+from quark.torch.export.before_work import apart
+from quark.torch.export.described import told_layers
+from quark.torch.export.original import names_of
 from quark.torch.quantization.config.config import (
     FP8E4M3PerChannelSpec,
     FP8E4M3PerTensorSpec,
@@ -33,6 +36,12 @@ FP8, ROWS, INT8 = (
 )
 DYNAMIC = {"qscheme": QSchemeType.per_channel, "ch_axis": 1, "is_dynamic": True}
 GROUP = {"qscheme": QSchemeType.per_group, "ch_axis": -1, "group_size": 32}
+
+
+def staged(weight: Any, inputs: Any) -> Any:
+    """The stages of weight and inputs."""
+    layer = QLayerConfig(weight=weight, input_tensors=inputs)
+    return layer.stages("weight"), layer.stages("input_tensors")
 
 
 @pytest.mark.parametrize(("dtype", "dynamic", "symmetric", "narrow"), [
@@ -60,13 +69,13 @@ def test_machines_that_run_experts_in_compressed_tensors(
     scheme: str, machine: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """vLLM has one kernel for channels of integers (Marlin), and one for int4 beside int8 inputs (CPUExpertsInt4)."""
-    config = QConfig(known_scheme(scheme))
-    found = vllm_reads.runs_on(config)
+    known = known_scheme(scheme)
+    found = vllm_schemes.runs_on(*staged(known.weight, known.input_tensors))
     assert found is None if machine is None else str(found).startswith(machine)
-    experts = tiny.tiny_model("mixtral", "MixtralForCausalLM")
+    experts, config = apart(tiny.tiny_model("mixtral", "MixtralForCausalLM")), QConfig(known, exclude=["*.gate"])
     told = scheme != "int8"  # which is refused
     with nullcontext() if told else pytest.raises(ConfigError), caplog.at_level(logging.WARNING):
-        vllm_reads.check_experts(experts, config, "compressed-tensors")
+        vllm_schemes.check_schemes(experts, config, "compressed-tensors")
     assert (" in compressed-tensors on " in caplog.text) is (machine is not None)
 
 
@@ -78,10 +87,51 @@ def test_zero_points_of_experts_are_lowered_for_a_kernel_that_adds_one(
     kind: str, format: str, floats: list[str], refused: bool
 ) -> None:
     """The one for CPUs, which takes those of the file; all others make their own of symmetric codes."""
-    model = tiny.tiny_model(kind.removesuffix("ForCausalLM").lower(), kind)
+    model = apart(tiny.tiny_model(kind.removesuffix("ForCausalLM").lower(), kind))
     config = QConfig(known_scheme("int4_wo_32"), exclude=["lm_head", "*.gate", *floats])
     with pytest.raises(ConfigError, match=r"adds one .*--format gptq has") if refused else nullcontext():
-        vllm_reads.check_for_vllm(model, config, format)
+        vllm_schemes.check_schemes(model, config, format)
+
+
+MIXED: dict[str, tuple[dict[str, str], list[str], str | None]] = {  # of ptpc_fp8: layers, floats, what is said
+    "experts": ({"*.experts.*": "int4_wo_32"}, [], None),
+    "a layer": ({"*layers.0.*": "mxfp4"}, [], None),
+    "float experts of a layer": ({}, ["*layers.0.*experts*"], None),
+    "an expert": (
+        {"*.experts.1.*": "mxfp4"},
+        [],
+        r"all experts of 'model.layers.0.mlp.experts'.*'.*experts.1.gate_proj'",
+    ),
+    "a float expert": ({}, ["*.experts.1.*"], r"all experts of .* or none"),
+    "a projection": ({"*down_proj": "mxfp4"}, [], r"all experts of .*'.*experts.0.down_proj' has another"),
+    "values": ({"*v_proj": "mxfp4"}, [], r"'.*q_proj' and '.*v_proj' as one layer.*'\*k_proj'"),
+    "inputs of values": (
+        {"*v_proj": "mxfp4_weight_only", "*[qk]_proj": "mxfp4"},
+        [],
+        r"'.*q_proj' and '.*v_proj' as one",
+    ),
+    "float keys": ({}, ["*k_proj"], r"'.*q_proj' and '.*k_proj' as one layer"),
+    "a name without a star": ({"model.layers.?.self_attn.o_proj": "mxfp4"}, [], r"for the scheme of '.*o_proj' by the"),
+}
+
+
+@pytest.mark.parametrize("format", ["quark", "compressed-tensors"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("mix", MIXED)
+def test_what_vllm_reads_as_one_has_one_scheme_that_it_finds(mix: str, kind: str, format: str) -> None:
+    """vLLM's judge read what passes here right, and broke off at the rest, or took a float expert for FP8."""
+    layers, floats, why = MIXED[mix]
+    model = tiny.tiny_model(kind, dict(tiny.model_types())[kind])
+    given = {glob: known_scheme(name) for glob, name in layers.items()}
+    config = QConfig(known_scheme("ptpc_fp8"), layer_quant_config=given, exclude=["lm_head", "*.gate", *floats])
+    if mix == "a name without a star" and format != "quark":
+        why = None
+    with pytest.raises(ConfigError, match=f"^vLLM .*{why}") if why else nullcontext():
+        vllm_schemes.check_schemes(apart(model), config, format)
+    path = "block_sparse_moe" if kind == "mixtral" else "mlp"
+    told = told_layers(config, apart(model), names_of(model))
+    stacks = [f"model.layers.{number}.{path}.experts*" for number in (0, 1)] if mix == "experts" else []
+    assert [name for name in told if name.endswith("experts*")] == stacks  # by which vLLM finds it
 
 
 @pytest.mark.parametrize("rule", [None, "float32"])
@@ -145,17 +195,16 @@ def test_names_of_one_shared_group() -> None:
 
 @pytest.mark.parametrize(("weight", "expected"), [(ROWS, True), (FP8, False), (INT8, False), (None, False)])
 def test_fp8_with_a_scale_per_row(weight: Any, expected: bool) -> None:
-    assert vllm_reads.has_rows_of_fp8(QConfig(QLayerConfig(weight=weight, input_tensors=FP8))) is expected
+    assert vllm_schemes.has_rows_of_fp8(*staged(weight, FP8)) is expected
 
 
 @pytest.mark.parametrize(("inputs", "expected"), [
     (INT8, True), (FP8, False), (Spec(Dtype.int8, **DYNAMIC), False), (None, False),
 ])  # fmt: skip
 def test_integer_inputs_whose_scales_are_known(inputs: Any, expected: bool) -> None:
-    assert vllm_reads.has_static_integers(QConfig(QLayerConfig(weight=INT8, input_tensors=inputs))) is expected
-    both = QConfig(QLayerConfig(weight=INT8, input_tensors=inputs))
-    assert vllm_reads.has_integer_tensors(both) is expected
-    assert vllm_reads.has_integer_tensors(QConfig(QLayerConfig(weight=ROWS, input_tensors=inputs))) is False
+    assert vllm_schemes.has_static_integers(*staged(INT8, inputs)) is expected
+    assert vllm_schemes.has_integer_tensors(*staged(INT8, inputs)) is expected
+    assert vllm_schemes.has_integer_tensors(*staged(ROWS, inputs)) is False
 
 
 @pytest.mark.parametrize(("inputs", "expected"), [
@@ -163,7 +212,7 @@ def test_integer_inputs_whose_scales_are_known(inputs: Any, expected: bool) -> N
     (Spec(Dtype.fp8_e4m3, **GROUP, is_dynamic=True), False), (None, False),
 ])  # fmt: skip
 def test_integer_inputs_of_a_scale_per_group(inputs: Any, expected: bool) -> None:
-    assert vllm_reads.has_integer_groups(QConfig(QLayerConfig(weight=ROWS, input_tensors=inputs))) is expected
+    assert vllm_schemes.has_integer_groups(*staged(ROWS, inputs)) is expected
 
 
 @pytest.mark.parametrize("missing", [None, "A_log", *vllm_reads.SCANNED])

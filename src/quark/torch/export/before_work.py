@@ -31,6 +31,7 @@ from quark.torch.export.skeleton import features_of, is_inside_attention
 from quark.torch.export.stacked_blocks import MODE, check_stacks
 from quark.torch.export.transformers_reads import check_custom, check_wide, without_values
 from quark.torch.export.vllm_reads import check_for_vllm, check_parts
+from quark.torch.export.vllm_schemes import check_schemes
 from quark.torch.matching import ACTIVATIONS, match
 from quark.torch.recurrent import unroll_recurrent
 from quark.torch.rotated import refuse_algorithms
@@ -71,8 +72,9 @@ def check_before_work(
     if program is not None and format != "onnx":  # whose files hold what a format of a user's own means
         check_built_in(config, program)
     if program == "vllm":
-        check_for_vllm(model, config, format)
         bare = apart(model)
+        check_schemes(bare, config, format)
+        check_for_vllm(model, config, format)
         check_parts(bare, config)
         if format == "quark":
             check_in_turn(bare, config)

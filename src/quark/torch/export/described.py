@@ -2,8 +2,8 @@
 
     exclude              every layer whose matrix stays float, routers and convolutions too: programs that build
                          quantized layers by default ask for the scales of each layer that is not listed
-    layer_quant_config   names outside beside the patterns that only fit names in memory; and the layers that make keys
-                         and values, with what is cached as ``output_tensors``
+    layer_quant_config   names outside beside the patterns that only fit names in memory; stacks of experts; and the
+                         layers that make keys and values, with what is cached as ``output_tensors``
     export               ``kv_cache_group``: these layers, where their scales are static
 
 Names in memory are listed beside those outside where they differ, since transformers matches modules by them.
@@ -12,8 +12,9 @@ Names in memory are listed beside those outside where they differ, since transfo
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import nn
 
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.type import Dtype, QSchemeType
-from quark.torch.experts import is_fused
+from quark.torch.experts import UnfusedExperts, is_fused
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.left_out import left_out_layers
 from quark.torch.export.original import FileNames
@@ -42,7 +43,7 @@ def described(
         names: of its tensors outside.
         quantized: names in memory of the layers whose weight is quantized.
     """
-    layers = {**outside_layers(config, model, names), **cached_layers(config, model)}
+    layers = told_layers(config, model, names)
     made = replace(config, exclude=excluded(config, model, names, quantized), layer_quant_config=layers)
     told = replace(export, kv_cache_group=cache_group(config) or export.kv_cache_group)
     return as_it_is(made, told)
@@ -93,6 +94,18 @@ def stacked_modules(model: nn.Module, names: FileNames) -> Iterator[str]:
             yield ".".join([*shared, "*"])
 
 
+def told_layers(config: QConfig, model: nn.Module, names: FileNames) -> dict[str, QLayerConfig]:
+    """``layer_quant_config`` as a file has it; the outputs of layers that make keys and values are what is cached."""
+    found = {**outside_layers(config, model, names), **cached_layers(config, model, names)}
+    if not tells_caches(config):
+        return found
+    caches = {name: cache_named(name, config) for name in found}
+    return {
+        name: one if (cache := caches[name]) is None else replace(one, output_tensors=cache.output_tensors)
+        for name, one in found.items()
+    }
+
+
 def outside_layers(config: QConfig, model: nn.Module, names: FileNames) -> dict[str, QLayerConfig]:
     """``layer_quant_config``; before a pattern, the names outside of the layers that it does not fit outside."""
     if not config.layer_quant_config:
@@ -105,20 +118,49 @@ def outside_layers(config: QConfig, model: nn.Module, names: FileNames) -> dict[
                 outside = named(names.layer(layer.name))
                 found |= {} if matches(outside.names, pattern) else {outside.name: value}
         found[pattern] = value
-    return found
+    return {**stack_layers(config, model, names, layers, found), **found}
 
 
-def cached_layers(config: QConfig, model: nn.Module) -> dict[str, QLayerConfig]:
-    """The layers that make keys and values; their outputs are what is cached."""
-    if not tells_caches(config):
-        return {}
-    found = {}
+def stack_layers(
+    config: QConfig, model: nn.Module, names: FileNames, layers: Iterable[Candidate], found: Mapping[str, QLayerConfig]
+) -> dict[str, QLayerConfig]:
+    """The entries of stacked experts that programs ask for by the name of the stack, which no entry fits that fits all
+    of their layers ('*.experts.*')."""
+    made = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, UnfusedExperts):
+            continue
+        own = [choose(layer, config)[0] for layer in layers if layer.name.startswith(f"{path}.")]
+        outside = stack_outside(path, names)
+        known = next((value for key, value in found.items() if fnmatchcase(outside, key)), config.global_quant_config)
+        if own and own[0] is not None and all(one is own[0] for one in own) and own[0] is not known:
+            made[f"{outside}*"] = own[0]
+    return made
+
+
+def stack_outside(path: str, names: FileNames) -> str:
+    """The name outside of stacked experts, of which the layers of each are outside."""
+    return names.layer(f"{path}.0.down_proj").rpartition(".")[0].rpartition(".")[0]
+
+
+def cached_layers(config: QConfig, model: nn.Module, names: FileNames) -> dict[str, QLayerConfig]:
+    """The layers that make keys and values, by the patterns of the caches; by their own names, where one pattern fits
+    layers of several schemes."""
+    found: dict[str, QLayerConfig] = {}
     layers: Iterable[Candidate] = list(find_candidates(model)) if config.kv_cache_quant_config else ()
-    for pattern, cache in config.kv_cache_quant_config.items():
-        layer = next((layer for layer in layers if matches(layer.names, pattern)), None)
-        own = config.layer_quant_config.get(pattern) or (choose(layer, config)[0] if layer is not None else None)
-        found[pattern] = replace(own or config.global_quant_config, output_tensors=cache.output_tensors)
+    for pattern in config.kv_cache_quant_config if tells_caches(config) else ():
+        own = {names.layer(one.name): choose(one, config)[0] for one in layers if matches(one.names, pattern)}
+        first = next(iter(own.values()), None)
+        alike = all(one == first for one in own.values())
+        made = {pattern: config.layer_quant_config.get(pattern) or first} if alike else own
+        found |= {name: one or config.global_quant_config for name, one in made.items()}
     return found
+
+
+def cache_named(name: str, config: QConfig) -> QLayerConfig | None:
+    """The cache of the layers that an entry of ``layer_quant_config`` is called after."""
+    fits = (one for pattern, one in config.kv_cache_quant_config.items() if fnmatchcase(name, pattern))
+    return next(fits, None)
 
 
 def tells_caches(config: QConfig) -> bool:
@@ -130,12 +172,12 @@ def tells_caches(config: QConfig) -> bool:
 
 def without_cached(config: QConfig) -> QConfig:
     """The configuration that a file was written by: without the entries that ``cached_layers`` has added, where they
-    say nothing else than all layers and the cache do; caches behind RoPE are no outputs of layers."""
+    say nothing else than all layers and the cache do; caches are no outputs of layers."""
     whole, layers, caches = config.global_quant_config, config.layer_quant_config, config.kv_cache_quant_config
     said = {name: replace(whole, output_tensors=one.output_tensors) for name, one in caches.items()}
     kept = {name: one for name, one in layers.items() if one != said.get(name)}
-    if config.kv_cache_post_rope:
-        kept = {name: replace(one, output_tensors=None) if name in caches else one for name, one in kept.items()}
+    named = {name: cache_named(name, config) for name in kept}
+    kept = {name: one if named[name] is None else replace(one, output_tensors=None) for name, one in kept.items()}
     return replace(config, layer_quant_config=kept)
 
 

@@ -20,30 +20,23 @@ from torch import nn
 from quark.errors import ConfigError
 from quark.numerics.elements import Float, Int
 from quark.numerics.formats import Format
-from quark.numerics.granularity import Block2D, Channel, Group, Tensor
+from quark.numerics.granularity import Block2D, Tensor
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType
-from quark.torch.experts import UnfusedExperts, fact, is_fused
 from quark.torch.export.gptqmodel_reads import METHODS
 from quark.torch.export.original import names_of, renamed_item
 from quark.torch.export.reader_scales import tensor_with, with_layers
 from quark.torch.export.shards import Item
-from quark.torch.export.stacked_blocks import MODE, takes_turns
 from quark.torch.kv_cache import is_cached, role_of
 from quark.torch.matching import Usual, choose_all, find_candidates
-from quark.torch.stage import Stage
 
 log = logging.getLogger(__name__)
 
-#: What reads experts whose rows take turns (gpt_oss), by format: the same for every scheme; float ones are read.
-ROWS_IN_TURN = {"compressed-tensors": "GptOssModel._load_weights_other"}
 #: Layers of state-space models whose class in vLLM is handed no configuration of a quantization: they are float.
 SCANNED = ("in_proj", "x_proj", "dt_proj", "out_proj")
 #: Classes that put the rows of a layer in another order while they load it, as if all of its tensors were weights.
 REPACKED = {"BloomForCausalLM": ("query_key_value", "BloomModel._repack_qkv")}
-#: Classes that look for the tensors of experts under names that a table remaps, which lacks global scales of inputs.
-REMAPPED = ("GraniteMoeHybridForCausalLM",)
 #: Classes that turn the rows of queries and keys while they load them: weights with a row per output, and their scales.
 TURNED = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 #: Classes that find no place for the scales of a cache, and where they lose them.
@@ -81,8 +74,6 @@ def check_for_vllm(model: nn.Module, config: QConfig, format: str) -> None:
     Raises:
         ConfigError: layers, experts or caches of a kind; the message names the class or error of vLLM, and a way.
     """
-    if format != MODE:
-        check_experts(model, config, format)
     check_float_layers(model, config)
     if format == "quark":
         check_words(model, config)
@@ -194,87 +185,6 @@ def warn_of_rounding(names: Iterable[str], config: QConfig, format: str, program
                 ", ".join(one),
             )
             return
-
-
-def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
-    """Experts that vLLM does not load."""
-    for path, one in model.named_modules():
-        if not (is_fused(one) or isinstance(one, UnfusedExperts)):
-            continue
-        floats = any(fnmatchcase(f"{path}.0.up_proj", pattern) for pattern in config.exclude)
-        known = takes_turns(one) if format == "quark" else floats  # in_turn.py says which
-        if fact(one, "has_gate") and not fact(one, "is_concatenated") and not known:
-            raise ConfigError(
-                f"vLLM reads gate and up of {path!r}, whose rows take turns, as one tensor "
-                f"({ROWS_IN_TURN.get(format, 'GptOssModel.load_weights')}), and files in {format} have others; "
-                f"--format quark has FP8 and MXFP4 ones, --format compressed-tensors --exclude '*experts*' float ones"
-            )
-        if floats or (format == "quark" and takes_turns(one)):
-            continue
-        check_zero_points(path, format)
-        if format == "compressed-tensors" and has_integer_tensors(config):
-            raise ConfigError(
-                f"vLLM does not load {path!r} in compressed-tensors with integers of one scale per tensor "
-                f"(RuntimeError: Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --scheme ptpc_int8, with a "
-                f"scale per token, is read"
-            )
-        if format == "compressed-tensors" and has_integer_groups(config):
-            raise ConfigError(
-                f"vLLM does not load {path!r} in compressed-tensors with groups of integer inputs (RuntimeError: "
-                f"Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --scheme int4_int8_128, with a scale per "
-                f"token, is read, on Arm CPUs"
-            )
-        if format == "compressed-tensors":
-            warn_of_machines(path, config)
-        if format == "quark" and has_static_integers(config):
-            raise ConfigError(
-                f"vLLM loads {path!r} with static scales of integer inputs and has no kernel to run them "
-                f"(AttributeError: 'NoneType' object has no attribute 'is_monolithic', QuarkW8A8Int8MoEMethod); "
-                f"--scheme ptpc_int8, with a scale per token, runs"
-            )
-        if format == "modelopt" and has_rows_of_fp8(config):
-            raise ConfigError(
-                f"vLLM does not load {path!r} in ModelOpt's format with FP8 of a scale per row (RuntimeError: shape "
-                f"'[]' is invalid, RoutedExperts.weight_loader); --format quark and --format compressed-tensors have it"
-            )
-        stages = config.global_quant_config.stages("input_tensors")
-        if format == "compressed-tensors" and type(model).__name__ in REMAPPED and any(map(is_nvfp4, stages)):
-            raise ConfigError(
-                f"vLLM finds no place for the scales of the inputs of {path!r} (KeyError: w2_input_global_scale, "
-                f"maybe_remap_moe_expert_param_name); --format quark has them"
-            )
-
-
-def check_zero_points(path: str, format: str) -> None:
-    """Zero points of experts that a kernel would take for others."""
-    if format == "gptq_v2":
-        raise ConfigError(
-            f"vLLM adds one to the zero points of {path!r} on a CPU (prepare_int4_moe_layer_for_cpu), which version 2 "
-            f"of GPTQ has as they are; --format gptq has them lowered by one"
-        )
-
-
-def warn_of_machines(path: str, config: QConfig) -> None:
-    """Say which machines run experts in compressed-tensors, where it is not all."""
-    if machine := runs_on(config):
-        log.warning("vLLM runs %r in compressed-tensors on %s", path, machine)
-
-
-def runs_on(config: QConfig) -> str | None:
-    """The only machines that vLLM has a kernel for, of experts in compressed-tensors; None: it has one for others."""
-    weight, inputs = (config.global_quant_config.stages(slot) for slot in ("weight", "input_tensors"))
-    if not weight or not isinstance(weight[0].format, Int):
-        return None
-    if not inputs and isinstance(weight[0].spec.granularity, Channel):
-        return "NVIDIA GPUs alone (Marlin; elsewhere AssertionError, CompressedTensorsWNA16MoEMethod: groups alone)"
-    if inputs and weight[0].format.bits == 4 and isinstance(inputs[0].format, Int):
-        return "Arm CPUs alone (CPUExpertsInt4; elsewhere NotImplementedError: No W4A8 Int8 MoE backend)"
-    return None
-
-
-def is_nvfp4(stage: Stage) -> bool:
-    """Blocks under a scale of the tensor."""
-    return stage.is_block and bool(getattr(stage.format, "tensor_scale", False))
 
 
 def check_float_layers(model: nn.Module, config: QConfig) -> None:
@@ -399,30 +309,3 @@ def cache_scale_name(name: str) -> str:
     for pattern, target in CACHE_SCALES:
         name = pattern.sub(target, name)
     return name
-
-
-def has_static_integers(config: QConfig) -> bool:
-    """Whether inputs are integers whose scales are known beforehand."""
-    stages = config.global_quant_config.stages("input_tensors")
-    return any(isinstance(one.format, Int) and one.calibrated for one in stages)
-
-
-def has_integer_groups(config: QConfig) -> bool:
-    """Whether inputs are integers with a scale per group."""
-    stages = config.global_quant_config.stages("input_tensors")
-    return any(isinstance(one.format, Int) and isinstance(one.spec.granularity, Group) for one in stages)
-
-
-def has_rows_of_fp8(config: QConfig) -> bool:
-    """Whether weights are FP8 with a scale per row."""
-    stages = config.global_quant_config.stages("weight")
-    return any(isinstance(one.spec.row, Float) and isinstance(one.spec.granularity, Channel) for one in stages)
-
-
-def has_integer_tensors(config: QConfig) -> bool:
-    """Whether weights and inputs are integers with one scale each."""
-    stages = [config.global_quant_config.stages(slot) for slot in ("weight", "input_tensors")]
-    return all(
-        len(found) == 1 and isinstance(found[0].format, Int) and isinstance(found[0].spec.granularity, Tensor)
-        for found in stages
-    )
