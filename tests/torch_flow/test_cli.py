@@ -224,12 +224,22 @@ def test_groups_that_do_not_fit_name_what_does(command: str, folder: Path, tmp_p
     assert len(words) == 2 * 6
 
 
-def test_what_shapes_show_is_refused_before_weights_are_read(
-    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--scheme", "int4_wo_128"), "groups of 128 do not divide"),
+        (("--scheme", "int4_wo_32", "--layer", "*nothing=fp8"), "--layer '*nothing=fp8': '*nothing' matches no layer"),
+        (("--scheme", "int4_wo_32", "--exclude", "lm_heads"), "'lm_heads' matches no layer of the model. Did you mean"),
+        (("--scheme", "int4_wo_32", "--exclude-only", "model"), "'model' is a module that holds layers"),
+    ],
+)
+def test_what_names_and_shapes_show_is_refused_before_weights_are_read(
+    words: tuple[str, ...], said: str, folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quark.torch.language.load_model", lambda *_: pytest.fail("the weights are read"))
-    assert typed("quantize", folder / "model", "-o", tmp_path / "out", "--scheme", "int4_wo_128") == 1
-    assert "groups of 128 do not divide" in sentence(capsys)
+    data = folder / "lines.jsonl"
+    assert typed("quantize", folder / "model", "-o", tmp_path / "out", *words, "--data", data, "--seq-len", 16) == 1
+    assert said in sentence(capsys)
 
 
 def test_files_are_those_of_memory(folder: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -296,7 +296,8 @@ def refuse_by_shapes(request: FolderJob, values: dict[str, Any], format: str) ->
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.files.quantize import in_type
     from quark.torch.files.skeleton import read_skeleton
-    from quark.torch.matching import match
+    from quark.torch.matching import check_patterns, find_candidates, match
+    from quark.torch.recurrent import unroll_recurrent
 
     if format == "onnx" or not any(request.model.glob("*.safetensors")):  # for ONNX, the model itself is run
         return
@@ -304,7 +305,11 @@ def refuse_by_shapes(request: FolderJob, values: dict[str, Any], format: str) ->
     if "auto_map" not in checkpoint.config:
         dtype = float_type(checkpoint)
         model = read_skeleton(checkpoint).model.to(dtype)  # formats are asked what it computes in
-        match(model, fitted(model, request, values, format, dtype), skeleton=True)
+        config = fitted(model, request, values, format, dtype)
+        if hasattr(model, "config"):  # one that transformers makes has the names that it has in memory
+            unroll_recurrent(model)  # as there: patterns may name what is in their cells
+            check_patterns(model, config, list(find_candidates(model)))
+        match(model, config, skeleton=True)
 
 
 def quantized(model: Any, request: FolderJob, config: QConfig, samples: Sequence[Any], format: str) -> dict[str, Any]:
