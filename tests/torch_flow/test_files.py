@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,7 +21,7 @@ from quark.errors import ConfigError, DataError, ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
 from quark.torch.export.checkpoint import read_checkpoint
-from quark.torch.files import block_files, quantize, quantize_checkpoint, static
+from quark.torch.files import block_files, quantize, quantize_checkpoint
 from quark.torch.files.skeleton import read_skeleton
 from quark.torch.language import check_ids, load_model
 from quark.torch.quantization.config.config import QConfig, QLayerConfig
@@ -109,7 +110,7 @@ def test_static_activations_with_one_block_in_memory(scheme: str, source: Path, 
     ModelQuantizer(config).quantize_model(model, samples)
     export_safetensors(model, tmp_path / "memory")
     loaded: list[int] = []
-    before = static.load
+    before = block_files.load
 
     def watched(skeleton: Any, *rest: Any) -> None:
         before(skeleton, *rest)
@@ -119,8 +120,7 @@ def test_static_activations_with_one_block_in_memory(scheme: str, source: Path, 
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (static, block_files):
-            patch.setattr(module, "load", watched)
+        patch.setattr(block_files, "load", watched)
         ModelQuantizer(config).direct_quantize_checkpoint(source, tmp_path / "files", dataloader=samples)
     assert set(loaded) == {0, 1} and len(loaded) == 1 + len(samples) * len(model.model.layers)
     assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))
@@ -376,6 +376,42 @@ def test_memory_stays_under_three_quarters_of_a_file(tmp_path: Path) -> None:
     run = [sys.executable, "-c", MEASURE, str(tmp_path / "source"), str(tmp_path / "target")]
     more = int(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
     assert more < 0.75 * max(sizes), f"{more / 1e6:.0f} MB, of files of {max(sizes) / 1e6:.0f} MB"
+
+
+FLOORS = """
+import sys
+from quark.cli import main
+from quark.report.process import present
+from quark.torch.files.block_files import BlocksInFiles
+floors, drop = [], BlocksInFiles.drop
+def noted(self, name):
+    drop(self, name)
+    floors.append(present())
+BlocksInFiles.drop = noted
+assert main(["torch", "quantize-files", *sys.argv[1:]]) == 0
+print(len(floors), floors[-1] - floors[len(floors) // 2])
+"""
+JOBS = ("fp8 --kv-cache fp8", *(f"int4_wo_32 -a {name}" for name in ("gptq", "gptaq", "qronos", "smoothquant", "awq")))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory now by /proc")
+@pytest.mark.parametrize("job", JOBS)
+def test_memory_of_a_block_goes_with_the_block(job: str, tmp_path: Path) -> None:
+    """The C library keeps what is freed in small pieces; a quarter of the blocks' bytes over half of their visits is
+    what hidden states and caches take."""
+    fields = {**HEADS, "vocab_size": 256, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 24}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields)).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "source", max_shard_size="50MB")
+    stored = sum(value.numel() * 2 for value in model.model.layers.parameters())
+    del model
+    np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(0, 256, (8, 128)))
+    words = [tmp_path / "source", "-o", tmp_path / "target", "--data", tmp_path / "ids.npy", "--seq-len", "128"]
+    run = [sys.executable, "-c", FLOORS, *map(str, words), "-s", *job.split(), "--samples", "8", "--batch-size", "4"]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    visits, more = map(int, done.stdout.splitlines()[-1].split())
+    assert visits >= 48 and more < stored / 4, f"{more / 1e6:.0f} MB more, of {stored / 1e6:.0f} MB of blocks"
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fn])

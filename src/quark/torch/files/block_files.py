@@ -142,6 +142,7 @@ class BlocksInFiles(BlockStore):
     def drop(self, name: str) -> None:
         """Forget a block."""
         drop(self.model, self.own(name))
+        give_back_memory()
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ from quark.torch.calibration import calibrate
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.export.state import activations_item, attention_items
 from quark.torch.export.stored import PREFIXES
-from quark.torch.files.block_files import RunInFiles, drop, load, opened_model
+from quark.torch.files.block_files import BlocksInFiles, RunInFiles, opened_model
 from quark.torch.kv_cache import CacheMatch, settle_scales, without_lost
 from quark.torch.matching import ACTIVATIONS, Match, Matches, choose, is_static
 from quark.torch.prepare import prepare, restore
@@ -43,21 +43,16 @@ def activation_parameters(job: RunInFiles) -> dict[str, torch.Tensor]:
         DataError: no samples, or values that are not finite.
     """
     (skeleton, found), config = job.opened(), job.config
-    model, tensors, folder = skeleton.model, skeleton.tensors, job.checkpoint.folder
+    model = skeleton.model
     blocks = opened_model(skeleton, job, decoder_path(model))
+    store = BlocksInFiles(blocks, model, skeleton.tensors, job.checkpoint.folder, job.journal, job.device)
     layers = tuple(item.layer for item in found.quantized if is_static(item))
     quantized = replace(found.only(*ACTIVATIONS), layers=layers)
     with ExitStack() as undo:
         undo.callback(restore, quantized)
         prepare(quantized)
         find_targets(model, config).attach(undo)
-        for name, block in blocks.items():
-            own = [tensor for tensor in tensors if tensor.startswith(f"{name}.")]
-            for handle in (
-                block.register_forward_pre_hook(lambda *_, own=own: load(model, own, tensors, folder, job.device)),
-                block.register_forward_hook(lambda *_, own=own: drop(model, own), always_call=True),
-            ):
-                undo.callback(handle.remove)
+        undo.enter_context(store.recording())
         unreached = calibrate(model, job.samples)
         settle_scales(model, config)
         if config.sync_moe_expert_input_amax:
