@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from quark.cli.output import print_json, say, show, write_text
-from quark.cli.torch_quantize import checked_format, chosen_values, float_type
+from quark.cli.torch_quantize import checked_format, chosen_values
 from quark.cli.torch_refusals import check_folder, check_names, check_reader, typed_schemes
 from quark.cli.torch_request import Explained, Predicted
 from quark.errors import printable
@@ -66,7 +66,7 @@ def decided(request: Explained, *windows: int) -> tuple[dict[str, Any], TorchFor
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.export.write_as import config_for
     from quark.torch.files.prequantized import check_float
-    from quark.torch.files.skeleton import read_skeleton
+    from quark.torch.files.skeleton import float_type, read_skeleton
     from quark.torch.forecast import forecast
 
     check_float(request.model)

@@ -295,8 +295,8 @@ def refuse_by_shapes(request: FolderJob, values: dict[str, Any], format: str) ->
     """
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.files.quantize import in_type
-    from quark.torch.files.skeleton import read_skeleton
-    from quark.torch.matching import check_patterns, find_candidates, match
+    from quark.torch.files.skeleton import float_type, read_skeleton
+    from quark.torch.matching import match_skeleton
     from quark.torch.recurrent import unroll_recurrent
 
     if format == "onnx" or not any(request.model.glob("*.safetensors")):  # for ONNX, the model itself is run
@@ -306,10 +306,8 @@ def refuse_by_shapes(request: FolderJob, values: dict[str, Any], format: str) ->
         dtype = float_type(checkpoint)
         model = read_skeleton(checkpoint).model.to(dtype)  # formats are asked what it computes in
         config = fitted(model, request, values, format, dtype)
-        if hasattr(model, "config"):  # one that transformers makes has the names that it has in memory
-            unroll_recurrent(model)  # as there: patterns may name what is in their cells
-            check_patterns(model, config, list(find_candidates(model)))
-        match(model, config, skeleton=True)
+        unroll_recurrent(model)  # as in memory: patterns may name what is in its cells
+        match_skeleton(model, config)
 
 
 def quantized(model: Any, request: FolderJob, config: QConfig, samples: Sequence[Any], format: str) -> dict[str, Any]:
@@ -369,7 +367,7 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     from quark.torch.files.carried import facts_of as facts_of_carried
     from quark.torch.files.foreign import convert
     from quark.torch.files.quantize import float_bytes, in_type, quantize_checkpoint
-    from quark.torch.files.skeleton import read_skeleton
+    from quark.torch.files.skeleton import float_type, read_skeleton
     from quark.torch.files.target import on_the_way
     from quark.torch.language import batches, calibration_samples, load_tokenizer, read_ids
 
@@ -413,6 +411,7 @@ def config_of_files(request: FolderJob, format: str, checkpoint: Any, skeleton: 
     from quark.torch import LLMTemplate
     from quark.torch.export.before_work import check_before_work
     from quark.torch.export.write_as import config_for
+    from quark.torch.files.skeleton import float_type
     from quark.torch.language import check_ids
 
     check_ids(skeleton, [row for batch in samples for row in batch["input_ids"]])
@@ -477,17 +476,6 @@ def describe_moved(request: Converted, facts: Mapping[str, Any], folder: Path) -
     who = {"not_for": facts["not_for"], "readers": tuple(facts["readers"])}
     card = Card(request.model.resolve().name, "codes", words, facts["format"], (), None, 0, None, size, **who)
     write_card(folder, request.model, card)
-
-
-def float_type(checkpoint: Any) -> Any:
-    """The type that the model of a checkpoint computes in: what its configuration says, or its first float tensor."""
-    from quark.torch.files.skeleton import named_type, stored_tensors
-
-    said = named_type(checkpoint)
-    if said is not None:
-        return said
-    found = (one.dtype for one in stored_tensors(checkpoint).values() if one.dtype.is_floating_point)
-    return next(found)
 
 
 def layer_schemes(texts: Sequence[str]) -> dict[str, str]:

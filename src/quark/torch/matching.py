@@ -161,6 +161,12 @@ def match(model: nn.Module, config: QConfig, skeleton: bool = False, stored: boo
     return found
 
 
+def match_skeleton(model: nn.Module, config: QConfig) -> Matches:
+    """As ``match``, of a model without values that has the names of the one in memory: patterns are checked too."""
+    check_patterns(model, config, list(find_candidates(model)))
+    return match(model, config, skeleton=True)
+
+
 def decide(plan: Plan, layer: Candidate, config: QConfig, direct: bool, skeleton: bool) -> None:
     """Write the decisions about one layer into ``plan``."""
     left = excluded_by(layer, config) if is_excluded(layer, config) else READ if direct else ""

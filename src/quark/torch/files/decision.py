@@ -15,7 +15,7 @@ from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.fake_quantize import Quantizer, make_quantizer
 from quark.torch.files.skeleton import Skeleton, StoredSource, read_skeleton
-from quark.torch.matching import Match, Matches, check_patterns, find_candidates, match
+from quark.torch.matching import Match, Matches, match_skeleton
 from quark.torch.plan_rows import stages_in, tensor_name
 from quark.torch.quantized_layer import OWN
 
@@ -52,8 +52,7 @@ def decide(checkpoint: Checkpoint, config: QConfig, in_memory: bool = False) -> 
         in_memory: weights that transformers makes of other tensors when it loads the model count as they are then.
     """
     skeleton = read_skeleton(checkpoint, eager=config.softmax_quant_spec is not None)
-    check_patterns(skeleton.model, config, list(find_candidates(skeleton.model)))
-    found = match(skeleton.model, config, skeleton=True)
+    found = match_skeleton(skeleton.model, config)
     by_files = not in_memory or all(is_stored(item, slot, skeleton) for item in found.quantized for slot in OWN)
     skeleton = skeleton if by_files else as_loaded(skeleton, checkpoint)
     weights = {

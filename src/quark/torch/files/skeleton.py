@@ -240,6 +240,14 @@ def named_type(checkpoint: Checkpoint) -> torch.dtype | None:
     return COMPUTED[named]
 
 
+def float_type(checkpoint: Checkpoint) -> torch.dtype:
+    """The type that its model computes in: what its configuration says, or its first float tensor."""
+    said = named_type(checkpoint)
+    if said is not None:
+        return said
+    return next(one.dtype for one in stored_tensors(checkpoint).values() if one.dtype.is_floating_point)
+
+
 def as_named(checkpoint: Checkpoint, name: str, stored: torch.dtype) -> torch.dtype:
     """The type of ``config.json``, in which transformers reads a tensor of eight bits that no scale belongs to.
 
