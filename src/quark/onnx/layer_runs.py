@@ -39,8 +39,8 @@ from quark.onnx import fingerprint
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import transform, tune
+from quark.onnx.algorithms.trial import ranges_of
 from quark.onnx.bodies import all_known
-from quark.onnx.calibration import Request, find_ranges, observe
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.data_layout import in_layout
 from quark.onnx.graph import model as files
@@ -51,8 +51,6 @@ from quark.onnx.npu.adapt import adapt
 from quark.onnx.npu.simulate import simulate
 from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.modes import MODES
-from quark.onnx.qdq.parameters import observed
-from quark.onnx.qdq.settings import request_of
 from quark.onnx.quantization.config.algorithm import AlgoConfig
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.config import with_options
@@ -317,7 +315,9 @@ def _planned(
     for one in jobs.values():  # constants that layers share get copies, the same for all candidates
         MODES["static"].place(model, one, known)
     plans = {name: MODES["static"].place(model, one, known) for name, one in jobs.items()}
-    _calibrate(model, plans, job, samples, scratch)
+    ranges = ranges_of(model, plans.values(), job.options, lambda: samples, scratch, {})
+    for plan, found in zip(plans.values(), ranges, strict=True):
+        MODES["static"].set_parameters(model, plan, found, job.options)
     return plans
 
 
@@ -325,27 +325,6 @@ def _whole(job: Job, spec: LayerSpec) -> Job:
     """The job with every layer that it quantizes under one candidate."""
     everything = Rule(("^",), spec, "candidate", strict=False)
     return replace(job, rules=replace(job.rules, rules=(everything, *job.rules.rules)))
-
-
-def _calibrate(model: ir.Model, plans: Mapping[str, Plan], job: Job, samples: Iterable[Feed], scratch: Scratch) -> None:
-    """Scales of all plans. Tensors that several plans observe in one way are observed once."""
-    rounds: list[dict[str, Request]] = []
-    homes: dict[str, int] = {}
-    wanted = {
-        name: {t.name: request_of(t.spec, job.options, scratch.store) for t in observed(plan, job.options)}
-        for name, plan in plans.items()
-    }
-    for name, requests in wanted.items():
-        fits = (k for k, known in enumerate(rounds) if all(_alike(known.get(n), r) for n, r in requests.items()))
-        homes[name] = next(fits, len(rounds))
-        rounds += [{}] if homes[name] == len(rounds) else []
-        rounds[homes[name]].update(requests)
-    options = job.options
-    for number, requests in enumerate(rounds):
-        statistics = observe(model, requests, samples, Runtime.of(options)) if requests else {}
-        for name in (name for name, home in homes.items() if home == number):
-            ranges = find_ranges(wanted[name], statistics)
-            MODES["static"].set_parameters(model, plans[name], ranges, options)
 
 
 def _tuned(model: ir.Model, plans: Mapping[str, Plan], context: JobContext, folder: Path) -> dict[str, str]:
@@ -382,11 +361,6 @@ def take_over(model: ir.Model, other: ir.Model, tensors: Iterable[TensorPlan], e
         array = constant_array(values[1])
         if values[0] is not None and array is not None:
             set_constant(values[0], array)
-
-
-def _alike(known: Request | None, wanted: Request) -> bool:
-    """Whether one statistic serves both."""
-    return known is None or (known.method, known.settings) == (wanted.method, wanted.settings)
 
 
 def _float_outputs(model: ir.Model) -> tuple[str, ...]:

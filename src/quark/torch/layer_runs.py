@@ -14,7 +14,7 @@ is then a whole forward pass).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from quark.errors import DataError, QuarkError
 from quark.files.atomic import part_of
 from quark.measure.outputs import Outputs, together
 from quark.reading import reason_of
-from quark.torch.algorithms.blocks import answering, find_blocks, first, record, returned
+from quark.torch.algorithms.blocks import find_blocks, first, handing_on, hooked, record
 from quark.torch.calibration import NOT_RUN, described, device_of, evaluating, run, to_device, without_cache
 from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import parts
@@ -195,15 +195,21 @@ class TorchLayerRuns:
         if index != self.at:
             self.hidden = [self.entering(index, k) for k in range(len(self.common.samples))] if index else []
             self.at = index
-        layer = self.layers[name]
-        self.switch(name, layer, True)
-        try:
-            return measure(self.model, self.common, lambda k: self.skipping(k))
-        finally:
-            self.switch(name, layer, False)
+        with self.quantized(name):
+            return measure(self.model, self.common, self.skipping)
 
-    def switch(self, name: str, layer: QuantLayer, on: bool) -> None:
+    @contextmanager
+    def quantized(self, name: str) -> Iterator[None]:
+        """The model with one layer quantized."""
+        self.switch(name, True)
+        try:
+            yield
+        finally:
+            self.switch(name, False)
+
+    def switch(self, name: str, on: bool) -> None:
         """Turn the quantizers of a layer on or off."""
+        layer = self.layers[name]
         for (owner, key), pair in self.tuned.items():
             if owner == name:
                 layer._parameters[key] = pair[int(on)]
@@ -233,17 +239,10 @@ class TorchLayerRuns:
             hook.remove()
         return caught[0].detach()
 
-    @contextmanager
-    def skipping(self, k: int) -> Iterator[None]:
+    def skipping(self, k: int) -> AbstractContextManager[None]:
         """Blocks before ``at`` let everything through; the last of them returns what the float model has there."""
         skipped = list(self.blocks.values())[: self.at]
-
-        def _passing(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            value = self.hidden[k] if block is skipped[-1] else first_input(block, args, kwargs)
-            return returned(value, self.values)
-
-        with answering(skipped, _passing):
-            yield
+        return handing_on(skipped, self.values, lambda: self.hidden[k]) if skipped else nullcontext()
 
 
 def open_runs(model: nn.Module, config: QConfig, common: FloatOutputs) -> TorchLayerRuns:
@@ -267,8 +266,8 @@ def open_runs(model: nn.Module, config: QConfig, common: FloatOutputs) -> TorchL
             p for layer in layers.values() for _, one in layer.quantizers() for p in parts(one) if not p.enabled
         }
         runs = TorchLayerRuns(model, common, layers, undo, tuned, off)
-        for name, layer in layers.items():
-            runs.switch(name, layer, False)
+        for name in layers:
+            runs.switch(name, False)
         find_chain(runs)
     except BaseException:
         undo.close()
@@ -309,24 +308,19 @@ class Traffic(NamedTuple):
 
 def traffic_of(model: nn.Module, names: Sequence[str], sample: Any) -> dict[str, Traffic]:
     """What layers do for one sample; those that are no modules of their own, such as parts of an LSTM, are left out."""
-    chosen = {name: module for name, module in model.named_modules() if name in set(names)}
-    found = dict.fromkeys(chosen, Traffic())
-    hooks = []
-    for name, module in chosen.items():
+    modules = dict(model.named_modules())
+    found = {name: Traffic() for name in names if name in modules}
 
-        def count(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any, key: str = name) -> None:
-            x = first_input(module, args, kwargs)
+    def counting(name: str) -> Callable[..., None]:
+        def _count(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            x, before = first_input(module, args, kwargs), found[name]
             if isinstance(x, torch.Tensor):
-                before = found[key]
-                found[key] = Traffic(before.inputs + x.numel(), before.macs + macs(module, x, output))
+                found[name] = Traffic(before.inputs + x.numel(), before.macs + macs(module, x, output))
 
-        hooks.append(module.register_forward_hook(count, with_kwargs=True))
-    try:
-        with running(model):
-            run(model, to_device(sample, device_of(model)))
-    finally:
-        for hook in hooks:
-            hook.remove()
+        return _count
+
+    with running(model), hooked(model, {name: counting(name) for name in found}, True):
+        run(model, to_device(sample, device_of(model)))
     return found
 
 

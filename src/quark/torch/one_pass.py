@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from quark.files.atomic import part_of
-from quark.torch.algorithms.blocks import first
+from quark.torch.algorithms.blocks import first, hooked
 from quark.torch.calibration import run
 from quark.torch.config.model import QConfig
 from quark.torch.layer_runs import FIRST, FloatOutputs, TorchLayerRuns, open_runs, running
@@ -153,11 +153,8 @@ def products(runs: TorchLayerRuns, k: int, names: Sequence[str]) -> Iterator[tup
 
             def _hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
                 number = calls[name] = calls.get(name, -1) + 1
-                runs.switch(name, layer, True)
-                try:
+                with runs.quantized(name):
                     changed = first(layer.forward(*args, **kwargs))
-                finally:
-                    runs.switch(name, layer, False)
                 delta = (changed - first(output)).float().cpu()
                 product = (gradients.get_tensor(f"{name}:{number}") * delta).sum(-1)
                 found.append((name, float((product.double() ** 2).sum())))
@@ -167,18 +164,6 @@ def products(runs: TorchLayerRuns, k: int, names: Sequence[str]) -> Iterator[tup
         with running(runs.model), hooked(runs.model, {name: look(name) for name in names}, True):
             run(runs.model, runs.common.samples[k])
     yield from found
-
-
-@contextmanager
-def hooked(model: nn.Module, hooks: Mapping[str, Callable[..., Any]], kwargs: bool = False) -> Iterator[None]:
-    """Forward hooks at modules by name."""
-    modules = dict(model.named_modules())
-    made = [modules[name].register_forward_hook(hook, with_kwargs=kwargs) for name, hook in hooks.items()]
-    try:
-        yield
-    finally:
-        for one in made:
-            one.remove()
 
 
 @contextmanager

@@ -375,10 +375,5 @@ def one_trial(runs: TorchLayerRuns, name: str, metric: str) -> Measured:
     """Quantize one layer, and measure."""
     if ":" not in metric:
         return runs.trial(name)
-    layer = runs.layers[name]
-    runs.switch(name, layer, True)
-    try:
-        with running(runs.model):
-            return by_function(metric, runs.model)
-    finally:
-        runs.switch(name, layer, False)
+    with runs.quantized(name), running(runs.model):
+        return by_function(metric, runs.model)

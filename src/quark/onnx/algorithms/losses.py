@@ -26,7 +26,7 @@ class Reference:
     def __init__(self, model: ir.Model, feeds: Sequence[Feed], options: Options) -> None:
         self._model, self._feeds, self._options = model, feeds, options
         self._kept: list[Values] = []
-        self._left = BUDGET
+        self.left = BUDGET
 
     def __iter__(self) -> Iterator[tuple[Feed, Values]]:
         runner = None
@@ -36,21 +36,19 @@ class Reference:
                 continue
             runner = runner or _runner(self._model, self._options)
             values = runner.run(feed).values
-            self._left -= _bytes(values)
-            if self._left >= 0:
+            self.left -= _bytes(values)
+            if self.left >= 0:
                 self._kept.append(values)
             yield feed, values
 
 
-def answers(model: ir.Model, feeds: Iterable[Feed], options: Options) -> list[tuple[Feed, Values]]:
+def answers(model: ir.Model, feeds: Sequence[Feed], options: Options) -> list[tuple[Feed, Values]]:
     """The same of a float model that will change: no more samples than fit ``BUDGET``, and at least ``FEWEST``."""
-    runner, found, size = _runner(model, options), list[tuple[Feed, Values]](), 0
-    for feed in feeds:
-        found.append((feed, dict(runner.run(feed).values)))
-        size += _bytes(found[-1][1])
-        if size >= BUDGET and len(found) >= FEWEST:
+    reference, found = Reference(model, feeds, options), list[tuple[Feed, Values]]()
+    for pair in reference:
+        found.append(pair)
+        if reference.left <= 0 and len(found) >= FEWEST:
             break
-    del runner
     trim_heap()
     return found
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 
 from quark.config.job import Job
+from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.dataclass import dataclass
 from quark.ir.surgery import apart
 from quark.onnx.algorithms.context import JobContext
-from quark.onnx.calibration import find_ranges, observe
+from quark.onnx.calibration import Request, find_ranges, observe
 from quark.onnx.graph.session import Runtime
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.qdq.modes import MODES
@@ -22,6 +24,12 @@ from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.second_type import REASON
 from quark.onnx.qdq.settings import request_of
 from quark.onnx.ranges import samples_of
+from quark.onnx.scratch import Scratch
+
+#: The tensor whose values are observed, and how.
+Key = tuple[str, str]
+Ranges = dict[Key, Any]
+Read = Callable[[], Any]
 
 
 @dataclass
@@ -36,28 +44,50 @@ class Trials:
     model: ir.Model
     context: JobContext
     known: Sequence[NodeInfo]
-    ranges: dict[tuple[str, str], Any] = field(default_factory=dict)
+    ranges: Ranges = field(default_factory=dict)
 
     def quantized(self, job: Job) -> ir.Model:
         """The model under a job, before any fine-tuning."""
         model, mode = apart(self.model), MODES[job.mode]  # trials run beside each other
         plan = mode.place(model, job, self.known)
-        mode.set_parameters(model, plan, self._ranges(model, plan, job), job.options)
+        samples = partial(samples_of, model, job.options, self.context.reader)
+        (ranges,) = ranges_of(model, [plan], job.options, samples, self.context.scratch, self.ranges)
+        mode.set_parameters(model, plan, ranges, job.options)
         if job.mode == "static":
             adapt(model, plan, job)
         return mode.emit(model, plan, job.options)
 
-    def _ranges(self, model: ir.Model, plan: Plan, job: Job) -> dict[str, Any]:
-        """The ranges of a plan's activations; the data are read for those only that no earlier plan needed."""
-        options = job.options
-        requests = {t.name: request_of(t.spec, options, self.context.scratch.store) for t in observed(plan, options)}
-        keys = {name: (_source_of(model, plan, name), repr(one)) for name, one in requests.items()}
-        missing = {name: one for name, one in requests.items() if keys[name] not in self.ranges}
-        if missing:
-            samples = samples_of(model, options, self.context.reader)
-            found = find_ranges(missing, observe(model, missing, samples, Runtime.of(options)))
-            self.ranges |= {keys[name]: value for name, value in found.items()}
-        return {name: self.ranges[key] for name, key in keys.items()}
+
+def ranges_of(
+    model: ir.Model, plans: Iterable[Plan], options: Options, samples: Read, scratch: Scratch, known: Ranges
+) -> list[dict[str, Any]]:
+    """The ranges of the activations of every plan. What is observed in one way is observed once, and the data are read
+    for those only that are not ``known``, which afterwards are."""
+    keys: list[dict[str, Key]] = []
+    rounds: list[dict[str, Request]] = []
+    homes: list[dict[Key, tuple[str, Request]]] = []
+    for plan in plans:
+        wanted = {one.name: request_of(one.spec, options, scratch.store) for one in observed(plan, options)}
+        keys.append({name: (_source_of(model, plan, name), repr(one)) for name, one in wanted.items()})
+        for name, key in keys[-1].items():
+            if key in known or any(key in home for home in homes):
+                continue
+            alike = (k for k, one in enumerate(rounds) if name not in one or _alike(one[name], wanted[name]))
+            place = next(alike, len(rounds))
+            if place == len(rounds):
+                rounds, homes = [*rounds, {}], [*homes, {}]
+            rounds[place].setdefault(name, wanted[name])
+            homes[place][key] = name, wanted[name]
+    for requests, home in zip(rounds, homes, strict=True):
+        statistics = observe(model, requests, samples(), Runtime.of(options))
+        for key, (name, request) in home.items():
+            known |= {key: find_ranges({name: request}, statistics)[name]}
+    return [{name: known[key] for name, key in one.items()} for one in keys]
+
+
+def _alike(known: Request, wanted: Request) -> bool:
+    """Whether one statistic serves both."""
+    return (known.method, known.settings) == (wanted.method, wanted.settings)
 
 
 def _source_of(model: ir.Model, plan: Plan, name: str) -> str:

@@ -19,15 +19,7 @@ import torch
 from torch import nn
 
 from quark.dataclass import dataclass
-from quark.torch.algorithms.blocks import (
-    Blocks,
-    Enough,
-    Stream,
-    answering,
-    find_blocks,
-    record,
-    returned,
-)
+from quark.torch.algorithms.blocks import Blocks, Enough, Stream, find_blocks, handing_on, record
 from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.trial import quantizing
 from quark.torch.calibration import without_cache
@@ -162,14 +154,9 @@ def entrance(model: nn.Module, blocks: Blocks, sample: Any) -> torch.Tensor:
 
 def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> list[torch.Tensor]:
     """Rows of the model's answers where its last block hands on ``hidden``."""
-    *others, last = walk.blocks.modules.values()
-    values, model = walk.stream.values, walk.context.model
+    model = walk.context.model
     hidden = walk.stream.called(hidden, model)
-    with (
-        answering(others, lambda block, *args, **kwargs: returned(first_input(block, args, kwargs), values)),
-        answering([last], lambda *args, **kwargs: returned(hidden, values)),
-        without_cache(model),
-    ):
+    with handing_on(walk.blocks.modules.values(), walk.stream.values, lambda: hidden), without_cache(model):
         return rows_of(run_model(model, walk.context.samples[sample]))
 
 

@@ -236,7 +236,11 @@ def recorded(
     recorder = Recorder(next(iter(blocks.modules)), Stream([], {name: [] for name in blocks.modules}, host=host))
     hooks = [handle for name, block in blocks.modules.items() for handle in recorder.attach(name, block)]
     try:
-        with without_cache(model), torch.no_grad(), nullcontext() if values is None else handing_on(blocks, values):
+        with (
+            without_cache(model),
+            torch.no_grad(),
+            nullcontext() if values is None else handing_on(blocks.modules.values(), values),
+        ):
             for sample in samples:
                 with suppress(Enough):
                     run(model, sample)
@@ -247,17 +251,24 @@ def recorded(
     return recorder.stream if counts == {len(samples)} and recorder.chained else None
 
 
+def end_run() -> Any:
+    """Nothing behind this block need run."""
+    raise Enough
+
+
 @contextmanager
-def handing_on(blocks: Blocks, values: int) -> Iterator[None]:
-    """Blocks that hand on what enters them; the last one ends the run."""
+def handing_on(blocks: Iterable[nn.Module], values: int, made: Callable[[], Any] = end_run) -> Iterator[None]:
+    """Blocks that hand on what enters them; the last one hands on what is ``made``.
 
-    def end() -> None:
-        raise Enough
-
-    *others, last = blocks.modules.values()
+    Args:
+        blocks: in their order.
+        values: how many values a block returns.
+        made: the hidden state that the last one hands on.
+    """
+    *others, last = blocks
     with (
         answering(others, lambda block, *args, **kwargs: returned(first_input(block, args, kwargs), values)),
-        answering([last], lambda *args, **kwargs: end()),
+        answering([last], lambda *args, **kwargs: returned(made(), values)),
     ):
         yield
 
@@ -280,6 +291,18 @@ def answering(modules: Iterable[nn.Module], forward: Callable[..., Any]) -> Iter
             del module.__dict__["forward"]
             if own:
                 module.__dict__["forward"] = value
+
+
+@contextmanager
+def hooked(model: nn.Module, hooks: Mapping[str, Callable[..., Any]], kwargs: bool = False) -> Iterator[None]:
+    """Forward hooks at modules by name."""
+    modules = dict(model.named_modules())
+    made = [modules[name].register_forward_hook(hook, with_kwargs=kwargs) for name, hook in hooks.items()]
+    try:
+        yield
+    finally:
+        for one in made:
+            one.remove()
 
 
 def equal_arguments(one: Any, other: Any) -> bool:
