@@ -429,8 +429,26 @@ def test_attempts_begin_where_they_end_in_time_exactly(monkeypatch: pytest.Monke
 def test_time_is_kept_for_a_last_row_that_applies() -> None:
     climb = Climb(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, lambda choice: None, slowest=5.0)
     quick, last, unfit = _row("a"), _row("b", last=True), _row("unfit", last=True)
-    kept = [climb._kept(rows, row) for rows, row in (([quick, last], quick), ([quick, last], last))]
-    assert kept == [5.0, 0.0] and climb._kept([quick, unfit], quick) == 0.0
+    keeps = [climb._keeps(rows, row) for rows, row in (([quick, last], quick), ([quick, last], last))]
+    assert keeps == [True, False] and climb._keeps([quick, unfit], quick) is False
+
+
+@pytest.mark.parametrize(
+    ("left", "names"), [(0.9, []), (1.0, ["last"]), (1.9, ["last"]), (2.0, ["a", "last"]), (5.0, ["a", "b", "last"])]
+)
+def test_no_more_is_tried_than_attempts_are_left(left: float, names: list[str]) -> None:
+    """A row counts by how long it takes, and one attempt is kept for the last while the model is lost."""
+    rows = [_row("a"), _row("b", times=3.0), _row("c"), _row("last", last=True)]
+    tried = []
+
+    def measure(choice: Choice) -> Judged:
+        tried.append(choice)
+        return judged(1.0)
+
+    climb = Climb(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, end=1e9 + time.perf_counter(), left=left)
+    climb.over(rows)
+    assert ["".join(choice.options) for choice in tried] == names
+    assert climb.left == pytest.approx(left - sum({"b": 3.0}.get(name, 1.0) for name in names))
 
 
 @pytest.mark.parametrize(("count", "first"), [(3, "cb"), (4, "dc")])

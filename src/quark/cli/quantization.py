@@ -212,7 +212,7 @@ def _verdict(request: Quantize, settings: dict[str, Any], result: Result, check:
         lines.insert(1, runtime_line(found.moved.name, found.moved.optimized, found.moved.written))
     ways = shlex.join(words) or "--data SAMPLES"
     measure = [f"quark onnx compare {shlex.quote(str(request.model))} {shlex.quote(str(request.output))} {ways}"]
-    bench = Bench(subject, samples, feeds_, sum(result.seconds.values())) if found else None
+    bench = Bench(subject, samples, feeds_) if found else None
     advice = advise(bench, result, found) if bench and found else measure
     return Verdict(tuple(lines), (*advice, *remedies(subject, lines, bench)))
 

@@ -1,8 +1,8 @@
 """The last lines of a command: is the model good, and what to type if it is not.
 
-Where accuracy is not good and samples are at hand, the recipes of ``quark.onnx.recipes`` are tried on the model for
-as long as the quantization took, or ``LEAST`` seconds; the command that is printed has been run, and its figure
-stands beside it.
+Where accuracy is not good and samples are at hand, the recipes of ``quark.onnx.recipes`` are tried on the model: as
+many as its size and the samples say that there is time for (``WORK``), so that the same command says the same on a busy
+machine. The command that is printed has been run, and its figure stands beside it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ from quark.report.verdict import (
 )
 from quark.search.target import check_reachable
 
-LEAST, SECONDS = 10.0, 60.0
-"""Time for attempts, where the first result is not good: as long as that took, but within these bounds."""
+WORK, OF_NODE, PER_SECOND = 7.0, 0.002, 4e10
+"""Seconds that attempts take in all, about, where the first result is not good: by what a node takes of a quantization,
+and by the multiplications of a second."""
+SECONDS = 60.0
+"""Time after which none begins, on however slow a machine."""
 TIMED_ENDS = Checks(layers=False, timed=0.5)
 """Outputs and speed of what is tried."""
 FEW = 32
@@ -154,6 +157,11 @@ class Subject:
         """How much of the output is quantized."""
         return self.counted or coverage(self.output, self.feed, self.libraries)
 
+    @cached_property
+    def operators(self) -> Mapping[str, int]:
+        """The operator types of the model, and how often they occur."""
+        return describe(self.model).operators
+
     def keeps_file(self, choice: Choice) -> bool:
         """Whether a choice stands beside the configuration file: one of another preset stands in its place."""
         return self.file is not None and self.choice is not None and choice.preset == self.choice.preset
@@ -209,18 +217,18 @@ class Bench:
     Attributes:
         subject: the model.
         reader, chosen: the samples that they calibrate on, and those that they are judged on.
-        took: seconds that the quantization took.
     """
 
     subject: Subject
     reader: Any
     chosen: list[Feed]
-    took: float
 
-    @property
-    def seconds(self) -> float:
-        """For all of them."""
-        return min(SECONDS, max(LEAST, self.took))
+    @cached_property
+    def attempts(self) -> float:
+        """How many quantizations are tried: each calibrates on all samples and compares both models on the chosen."""
+        count = len(self.reader) if self.reader is not None else 0
+        runs, nodes = count + 2 * len(self.chosen), sum(self.subject.operators.values())
+        return WORK / (OF_NODE * nodes + self.subject.shares.macs * runs / PER_SECOND + 1e-9)
 
     def of(self, choice: Choice, checks: Checks = ENDS) -> Comparison | None:
         """What comes of a choice; None where the model has nothing for it."""
@@ -247,10 +255,10 @@ def advise(bench: Bench, result: Result, found: Comparison) -> list[str]:
         return None if again is None else worst(again.outputs, again.answers)
 
     npu = "npu" in get_preset(subject.choice.preset).hardware
-    operators, lost = frozenset(describe(subject.model).operators), judged.level == 0
+    operators, lost = frozenset(subject.operators), judged.level == 0
     situation = Situation(operators, result.plan.proposals, npu, lost=lost)
-    climb = Climb(Attempt(subject.choice, judged), situation, measure, slowest=bench.took, advised=True)
-    best, tried = climb.within(bench.seconds), climb.tried
+    climb = Climb(Attempt(subject.choice, judged), situation, measure, left=bench.attempts, advised=True)
+    best, tried = climb.within(SECONDS), climb.tried
     better = best.judged is not None and best.is_worth(climb.first)
     if best.judged is None or not better or best.judged.level == 0:  # a command that ends in a lost model is no help
         others = "other configurations were" if tried != 1 else "other configuration was"
@@ -295,7 +303,7 @@ def remedies(subject: Subject, lines: Iterable[Line], bench: Bench | None = None
 
 def _tried(choice: Choice, bench: Bench | None, times: float) -> Comparison | None:
     """What comes of a command that takes some ``times`` as long as the quantization; None where that is too long."""
-    if bench is None or times * bench.took > bench.seconds:
+    if bench is None or times > bench.attempts:
         return None
     return bench.of(choice, TIMED_ENDS)
 

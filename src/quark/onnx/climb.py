@@ -91,7 +91,7 @@ class Climb:
 
     What the engine proposed comes first. The other recipes are then compared, each alone and on few samples, and tried
     in full in the order in which they did: the better half, the slow ones, the other half, each on the best so far.
-    No attempt begins that would, at the pace of the slowest before, end too late.
+    No attempt begins that would, at the pace of the slowest before, end too late, or for which no attempts are left.
 
     Attributes:
         first: what was quantized, and how it was judged.
@@ -102,6 +102,7 @@ class Climb:
         best: so far.
         trying: what ``measure`` is asked about, with the causes that it mends; not judged yet.
         tried: how many were measured.
+        left: how many quantizations may still be tried; a recipe counts by how many times as long it takes.
         advised: somebody is to type the best: it goes on until that is worth it.
     """
 
@@ -112,6 +113,7 @@ class Climb:
     slowest: float = 0.0
     tried: int = 0
     end: float = 0.0
+    left: float = math.inf
     advised: bool = False
 
     def __post_init__(self) -> None:
@@ -143,17 +145,19 @@ class Climb:
         self.over(rows)
         return self.best
 
-    def open(self, recipe: Recipe | None = None, kept: float = 0.0) -> bool:
-        """Whether another attempt makes sense: with ``kept`` seconds left, at its own pace or that of the slowest."""
+    def open(self, recipe: Recipe | None = None, keeps: bool = False) -> bool:
+        """Whether another attempt makes sense, at its own pace or that of the slowest; ``keeps``: and one more."""
         good = self.best.judged is not None and self.best.judged.level >= GOOD
         done = good and (not self.advised or self.best.is_worth(self.first))
         own = self.slowest if recipe is None else self.pace.get(recipe.name, self.slowest * recipe.times)
-        return not done and time.perf_counter() + own + kept <= self.end
+        if done or (1.0 if recipe is None else recipe.times) + keeps > self.left:
+            return False
+        return time.perf_counter() + own + keeps * self.slowest <= self.end
 
     def over(self, rows: Sequence[Recipe]) -> None:
         """Try rows, and keep what is better."""
         for recipe in rows:
-            if not self.open(recipe, self._kept(rows, recipe)) or not recipe.applies(self.situation, self.best.choice):
+            if not self.open(recipe, self._keeps(rows, recipe)) or not recipe.applies(self.situation, self.best.choice):
                 continue
             choice, start = recipe.change(self.best.choice), time.perf_counter()
             if choice == self.best.choice:  # told so already
@@ -162,25 +166,31 @@ class Climb:
             attempt = replace(self.trying, judged=self.measure(choice))
             self.pace[recipe.name] = time.perf_counter() - start
             self.slowest = max(self.slowest, self.pace[recipe.name] / recipe.times)
-            self.tried += 1
+            self.tried, self.left = self.tried + 1, self.left - recipe.times
             if attempt.beats(self.best):
                 self.best = self._alone(recipe, attempt)
 
-    def _kept(self, rows: Sequence[Recipe], recipe: Recipe) -> float:
-        """Seconds for the row that likely helps a model that is lost still."""
+    def _keeps(self, rows: Sequence[Recipe], recipe: Recipe) -> bool:
+        """Whether an attempt is kept for the row that likely helps a model that is lost still."""
         lost = self.best.judged is None or self.best.judged.level == 0
         left = any(row.last and row.applies(self.situation, self.best.choice) for row in rows)
-        return self.slowest if lost and left and not recipe.last else 0.0
+        return lost and left and not recipe.last
 
     def _alone(self, recipe: Recipe, attempt: Attempt) -> Attempt:
         """What made the model good, without what came before where that is enough: one cause, a short command."""
         good = attempt.judged is not None and attempt.judged.level >= GOOD
         fits = recipe.applies(self.situation, self.first.choice)
-        if not good or not fits or len(attempt.causes) == 1 or time.perf_counter() + self.slowest > self.end:
+        if (
+            not good
+            or not fits
+            or len(attempt.causes) == 1
+            or self.left < 1
+            or time.perf_counter() + self.slowest > self.end
+        ):
             return attempt
         self.trying = Attempt(recipe.change(self.first.choice), None, (recipe.cause,))
         alone = replace(self.trying, judged=self.measure(self.trying.choice))
-        self.tried += 1
+        self.tried, self.left = self.tried + 1, self.left - 1
         return alone if alone.judged is not None and alone.judged.level >= GOOD else attempt
 
 

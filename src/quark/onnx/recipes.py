@@ -282,7 +282,7 @@ RECIPES = (
         "outlier channels in front of MatMul and Gemm",
         lambda situation, choice: bool(situation.operators & _PRODUCTS),
         _algorithm("smooth_quant"),
-        times=2.0,
+        times=3.0,
     ),
     Recipe(
         "calibration search",
