@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,14 @@ from tests.consumers import tiny
 from tests.torch_flow.test_foreign import MIXES
 from torch import nn
 
+from quark.config.file_formats import FORMATS, check_caches, check_formats
+from quark.config.file_formats import PROGRAMS as READERS
 from quark.errors import QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer, export_onnx
 from quark.torch.export.before_work import check_before_work
 from quark.torch.export.compressed_tensors import check_before, export_compressed_tensors
 from quark.torch.export.write_as import config_for, export_as
+from quark.torch.files.foreign import convert
 from quark.torch.quantization import Int4PerGroupSpec, QConfig, QLayerConfig
 
 KINDS = ("mixtral", "gptj")
@@ -133,6 +137,31 @@ def test_experts_of_several_schemes_are_refused_before_work(mix: str, kind: str,
     assert "it stacks experts by one scheme, and 'model.layers" in asked[None]
     within = mix in ("an expert", "a projection", "another projection")  # of one stack, which vLLM reads as one layer
     assert asked["vllm"].startswith("vLLM reads all experts of") is within, asked["vllm"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"), [("int4_wo_32", None), ("int8", None), ("fp8", "fp8_per_head"), ("fp8", "int8_per_token")]
+)
+def test_convert_refuses_for_a_program_what_quantize_refuses(name: str, cache: str | None, tmp_path: Path) -> None:
+    """Of experts, of caches, of every format: in the same words; and what quantize writes of weights, it writes."""
+    model, refused = tiny.made("mixtral", "MixtralForCausalLM", {}), 0
+    model.save_pretrained(tmp_path / "source")
+    config = LLMTemplate.for_model(model).get_config(name, kv_cache_scheme=cache)
+    ours = ModelQuantizer(config).quantize_model(copy.deepcopy(model), [tiny.inputs_of(model)])
+    export_as(ours, tmp_path / "q", "quark", tmp_path)
+    for format, program in itertools.product([one for one in FORMATS if one not in ("gguf", "onnx")], READERS):
+        asked = config_for(config, format, program, model.dtype)
+
+        def ask(asked: Any = asked, format: str = format, program: str = program) -> None:
+            check_formats([name], format, program)
+            check_caches(cache, format, program)
+            check_before_work(model, asked, format, program, tmp_path / "source")
+
+        said = outcome(ask)
+        told = outcome(partial(convert, tmp_path / "q", tmp_path / f"{format} {program}", format, program))
+        assert told == said or (cache and not said), (format, program)
+        refused += bool(said)
+    assert refused > len(FORMATS)
 
 
 @pytest.mark.parametrize(("kind", "fused"), [("llama", False), ("phi3", True), ("gpt_neox", True)])

@@ -23,7 +23,7 @@ from quark.numerics.formats import BUILT_IN, FORMATS, Block
 from quark.numerics.ggml import GGML
 from quark.observers import SEARCHES
 from quark.torch.config import specs
-from quark.torch.config.model import QLayerConfig
+from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.spec_schemes import DataTypeSpec
 from quark.torch.config.tensor import QTensorConfig, is_block
 from quark.torch.config.type import Dtype, QSchemeType
@@ -207,6 +207,16 @@ def unregister_scheme(name: str) -> None:
         kind = "built in and stays" if name in NAMES else "not registered"
         raise ConfigError(f"the scheme {name!r} is {kind}; registered: {', '.join(REGISTERED) or 'none'}")
     del REGISTERED[name]
+
+
+def cache_like(config: QConfig) -> str | None:
+    """The scheme of keys and values that a model has; None: none of ours, or its cache is float."""
+    found = {repr(_alike(layer)) for layer in config.kv_cache_quant_config.values()}
+    for name in KV_SCHEMES:
+        known = {repr(_alike(layer)) for layer in cache_scheme(name)}
+        if (known, name in PER_HEAD) == (found, bool(config.kv_cache_per_head)):
+            return name
+    return None
 
 
 def cache_scheme(name: str) -> tuple[QLayerConfig, QLayerConfig]:

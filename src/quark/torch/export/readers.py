@@ -78,7 +78,12 @@ def schemes_in(model: nn.Module) -> list[list[str]]:
 
 def readers_of_codes(model: nn.Module, cache: str | None, format: str, source: str | Path) -> dict[str, str]:
     """As ``readers``, of a quantized model whose codes are written as they are; arguments as there."""
+    bare = skeleton_of(model, source)
+    return {} if bare is None else readers(bare, config_of(model), schemes_in(model), cache, format, source)
+
+
+def skeleton_of(model: nn.Module, source: str | Path) -> nn.Module | None:
+    """A model that was read from a folder, float and without values; None: transformers does not have it."""
     from quark.torch.files.skeleton import architecture_of
 
-    bare = architecture_of(read_checkpoint(source), buffers=False, eager=False, dtype=float_dtype(model))
-    return {} if bare is None else readers(bare, config_of(model), schemes_in(model), cache, format, source)
+    return architecture_of(read_checkpoint(source), buffers=False, eager=False, dtype=float_dtype(model))

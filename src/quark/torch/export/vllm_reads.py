@@ -24,6 +24,7 @@ from quark.numerics.granularity import Block2D, Tensor
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType
+from quark.torch.export.described import cache_group
 from quark.torch.export.gptqmodel_reads import METHODS
 from quark.torch.export.original import names_of, renamed_item
 from quark.torch.export.reader_scales import tensor_with, with_layers
@@ -286,6 +287,11 @@ def check_cache_scales(model: nn.Module, config: QConfig, format: str) -> None:
             "vLLM does not read caches with a scale per head (kv_cache_per_head) in the quark format "
             "(NotImplementedError: Only support per-tensor scaling factor for quark KV cache, QuarkKVCacheMethod); "
             "--format compressed-tensors has them"
+        )
+    if format == "quark" and not cache_group(config):
+        raise ConfigError(
+            f"vLLM reads caches of {Dtype.fp8_e4m3.name} with one static scale each in the quark format (QuarkConfig."
+            f"from_config), and this one is another; --kv-cache fp8 is read, or leave it float"
         )
     names = names_of(model)
     for name in cached:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.config.file_formats import FORMATS, check_formats, works
+from quark.config.file_formats import FORMATS, check_caches, check_formats, works
 from quark.dataclass import dataclass
 from quark.errors import ModelError, as_a, check_name
 from quark.torch.config.model import QConfig, QLayerConfig
-from quark.torch.config.schemes import names_like
+from quark.torch.config.schemes import cache_like, names_like
 from quark.torch.experts import count_of, fact, is_fused, layers_of, stacked_name, unfuse_experts
+from quark.torch.export.before_work import check_before_work
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.declared import refuse_method
@@ -39,6 +40,7 @@ from quark.torch.export.model_files import float_dtype, take_settings
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.export.places import load
 from quark.torch.export.reader_scales import is_before_rope
+from quark.torch.export.readers import skeleton_of
 from quark.torch.export.reload import Scheme, check_float, map_model, own_model
 from quark.torch.export.shards import SHARD_SIZE, Item
 from quark.torch.export.skeleton import mark_loaded
@@ -54,6 +56,7 @@ from quark.torch.files.methods import GRIDS, CodedFolder, found_in
 from quark.torch.files.prequantized import LEFT, coded_in, coded_item, method_of, plain_item
 from quark.torch.files.skeleton import architecture_of
 from quark.torch.layers import kind_of
+from quark.torch.matching import Usual
 
 RESULTS = ("*.gguf", "*.onnx")
 OWN = ("quark",)  # methods that the import reads as they are
@@ -419,8 +422,7 @@ def move(
 ) -> FileLoss | None:
     """As ``convert``, of the model that is in ``source``."""
     config = written_as(model)
-    if program is not None:
-        check_program(config, format, program)
+    check_asked(model, config, source, format, program)
     turned = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
     if turned and is_before_rope(config, format, program):
         raise Uncarried(
@@ -431,8 +433,28 @@ def move(
     return export_as(model, target, format, source, max_shard_size, program=program)
 
 
-def check_program(config: QConfig, format: str, program: str) -> None:
-    """Refuse a layer that a program does not read in a format; of layers that are no scheme of ours nobody knows.
+def check_asked(model: nn.Module, config: QConfig, source: Path, format: str, program: str | None) -> None:
+    """Refuse what would be refused if the model were quantized so: by the table of formats, and by the layers.
+
+    Raises:
+        ConfigError, ModelError: as ``check_before_work``.
+    """
+    check_program(config, format, program)
+    check_caches(cache_like(config), format, program)
+    bare = skeleton_of(model, source)
+    if bare is not None:
+        check_before_work(bare, as_it_is(config), format, program, source)
+
+
+def as_it_is(config: QConfig) -> QConfig:
+    """The configuration of codes that are there: scales are found, and patterns that fit no layer are no mistake."""
+    layers: dict[str, QLayerConfig] = {Usual(name): one for name, one in config.layer_quant_config.items()}
+    return replace(config, layer_quant_config=layers, exclude=[*map(Usual, config.exclude)], shared_scale_groups=[])
+
+
+def check_program(config: QConfig, format: str, program: str | None) -> None:
+    """Refuse a layer that a format has not, or that a program does not read there; of layers that are no scheme of ours
+    nobody knows.
 
     Raises:
         ConfigError: as ``check_formats``.
