@@ -32,7 +32,7 @@ from benchmarks.search import SHARED, helper
 from quark.files.journal import Journal
 from quark.search.loop import within
 from quark.search.refine import Alone, refined
-from quark.search.tried_model import study
+from quark.search.trials import study
 from quark.search.values import Study
 
 ONNX: dict[str, tuple[str, str]] = {

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from quark.cli.search_tables import layer_table
 from quark.demo import data
 from quark.errors import ConfigError
 from quark.files.journal import Journal
@@ -25,7 +26,7 @@ from quark.onnx.layer_runs import OnnxLayerRuns, opened
 from quark.onnx.one_pass import PLANNING, RANKING, Effort, Passes
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.search import search
-from quark.search.tried_model import study
+from quark.search.trials import study
 from quark.search.values import Study
 
 NAMES = ("uint8/int4", "uint8/int8@channel", "float")
@@ -159,6 +160,9 @@ def test_estimates_and_what_plans_rest_on_take_few_runs_together(count: int, eff
 
 def test_a_search_by_passes_meets_its_target() -> None:
     found = search(data.model_path(), "A8W8_CPU", samples(8), NAMES[:2], "sqnr>=15", estimate=True)
+    for name, _, *cells in layer_table(found.study).rows:  # of what is only estimated, too
+        losses = [found.study.of(name, kind).loss for kind in found.study.candidates]
+        assert cells == [f"{-10 * np.log10(loss):.1f} dB" for loss in losses]
     assert found.met and found.value >= 15 and found.study.samples == 4
 
 

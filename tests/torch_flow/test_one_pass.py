@@ -11,7 +11,7 @@ from torch import nn
 
 from quark.files.journal import Journal
 from quark.search.refine import FEWER
-from quark.search.tried_model import study
+from quark.search.trials import study
 from quark.torch.layer_runs import lay_out
 from quark.torch.one_pass import runs
 from quark.torch.sensitivity import TRIED, Source, trials_of

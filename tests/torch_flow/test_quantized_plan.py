@@ -20,7 +20,7 @@ from quark.torch.plan_rows import stages_in
 
 CASES = (
     *(("int4_wo_32", "quark"), ("int8_wo_per_channel", "quark"), ("mxfp4", "quark")),
-    *(("int4_wo_32", "compressed-tensors"), ("uint4_wo_32", "awq")),
+    *(("int4_wo_32", "compressed-tensors"), ("uint4_wo_32", "awq"), ("uint4_wo_32", "gptq"), ("ptpc_fp8", "modelopt")),
 )
 
 

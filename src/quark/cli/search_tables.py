@@ -7,8 +7,9 @@ from math import nan
 from typing import Any
 
 from quark.cli.common import Wanted
-from quark.report import LayerView, Measure, ModelView, Table, decibels, file_size, milliseconds
+from quark.report import LayerView, Measure, ModelView, Table, file_size, milliseconds
 from quark.report.verdict import Line, Verdict
+from quark.search.plan_file import loss_words
 from quark.search.trials import shown
 from quark.search.values import FLOAT, Found, Study, Trial
 
@@ -29,18 +30,6 @@ def layer_table(study: Study) -> Table:
     return Table("Sensitivity, worst first", ("layer", "kind", *heads), tuple(rows), note)
 
 
-def loss_words(trial: Trial, metric: str) -> str:
-    """The loss as people read it."""
-    if metric == "sqnr":
-        return decibels(trial.metrics["sqnr"])
-    return f"{shown_value(trial, metric):.4g}"
-
-
-def shown_value(trial: Trial, metric: str) -> float:
-    """The measure that a study ranks by; that of the user's function as it returned it."""
-    return trial.metrics.get(metric, trial.metrics.get("value", trial.loss))
-
-
 def views(study: Study) -> tuple[ModelView, ...]:
     """What each candidate costs in each layer, for a page."""
     found: list[ModelView] = []
@@ -57,7 +46,7 @@ def measure_of(study: Study) -> Measure:
 
 
 def _alone(trial: Trial, metric: str) -> float:
-    return shown_value(trial, metric) if metric == "sqnr" else trial.loss
+    return trial.metrics["sqnr"] if metric == "sqnr" else trial.loss
 
 
 def found_table(found: Found, target: str | None) -> Table:

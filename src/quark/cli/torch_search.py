@@ -68,7 +68,7 @@ def run_sensitivity(request: RankLayers) -> None:
     """Rank the layers, on standard output."""
     candidates, data = candidates_of(request, request.scheme), given(request)
     from quark.search.function import check_metric
-    from quark.search.tried_model import MEASURES
+    from quark.search.trials import MEASURES
     from quark.torch.sensitivity import first_scheme, sensitivity
 
     first_scheme(candidates)

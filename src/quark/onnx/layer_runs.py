@@ -60,8 +60,7 @@ from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Fed, Made, QuantizedBody, entered, install
 from quark.report.process import lent
-from quark.search.trials import Measured, Pair, by_function
-from quark.search.tried_model import TriedModel
+from quark.search.trials import Measured, Pair, TriedModel, by_function
 from quark.search.values import check_distinct
 
 MODEL = "float.onnx"

@@ -21,7 +21,7 @@ from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
 from quark.onnx.quantization.config.tuners import split
-from quark.search.tried_model import TriedLayer
+from quark.search.trials import TriedLayer
 from quark.search.values import FLOAT
 
 #: Bits of a value that is not quantized.

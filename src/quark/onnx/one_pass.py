@@ -33,7 +33,7 @@ from quark.onnx.layer_errors import local_errors, local_model
 from quark.onnx.layer_runs import FloatModelFiles, OnnxLayerRuns
 from quark.onnx.layer_units import Unit
 from quark.search.refine import FEWER, Alone, affordable
-from quark.search.tried_model import study
+from quark.search.trials import estimated, study
 from quark.search.values import FLOAT, Study, Trial
 
 FIRST = 0.85
@@ -72,7 +72,7 @@ class Passes:
         made: the layers of the main graph, the samples and the float outputs.
         inside: layers in bodies.
         names: the candidates.
-        metric: a name in ``quark.search.tried_model.MEASURES``.
+        metric: a name in ``quark.search.trials.MEASURES``.
         stretches: where the layers are.
         chosen: samples, the loudest first, on which errors are compared.
         count: of them, those on which one candidate of every layer is followed.
@@ -185,7 +185,7 @@ class Passes:
         share = 0.0 if name == FLOAT else _ratio(self.seen((unit.name, name)), self.seen((unit.name, told)))
         loss = self._loss((unit.name, told)) * share if share else 0.0
         costs = {**unit.costs[name], **({} if name == FLOAT else {"size": self.sizes[unit.name, name]})}
-        return Trial(unit.name, unit.kind, name, loss, {loss_name(self.metric): loss}, costs)
+        return Trial(unit.name, unit.kind, name, loss, estimated(loss, self.metric), costs)
 
     def seen(self, pair: Pair, count: int | None = None) -> float:
         """Mean energy of an error over the first of the chosen samples; over all of them."""

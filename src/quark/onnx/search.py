@@ -41,12 +41,11 @@ from quark.search.loop import Question
 from quark.search.loop import sums as sums_of
 from quark.search.parts import Split
 from quark.search.plan_file import question_words, write_found
-from quark.search.plan_metric import PlanMetric
-from quark.search.solve import Costs
+from quark.search.plan_metric import PlanCosts, PlanMetric
+from quark.search.solve import searched
 from quark.search.target import Asked
 from quark.search.trials import Progress
-from quark.search.tried_model import searched
-from quark.search.values import FLOAT, Found, Study, Trial
+from quark.search.values import FLOAT, Found, Study
 
 Model = str | Path | onnx.ModelProto
 ASKED = Asked(("sqnr", "psnr", "cosine", "mse", "kl"), "sqnr", "sqnr>=30", types_of)
@@ -69,7 +68,7 @@ class FileMetric(PlanMetric):
     moved: frozenset[str]
     settings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def priced(self, study: Study, budget: str) -> tuple[Study, str, Costs | None]:
+    def priced(self, study: Study, budget: str) -> tuple[Study, str, PlanCosts | None]:
         """As the base says; seconds are measured, of layers and of whole plans."""
         if budget != "latency":
             return super().priced(study, budget)
@@ -254,9 +253,4 @@ def save_plan(path: Path, config: Mapping[str, Any] | str, found: Found, target:
         "quark onnx quantize MODEL -o OUT --config THIS_FILE --data SAMPLES",
     )
     asked_for = {"target": target or asked, "budget": budget}
-    write_found(path, {**values, "found": asked_for}, found, asked, how, loss_words)
-
-
-def loss_words(trial: Trial) -> str:
-    """What a layer loses alone, in dB where that was measured."""
-    return f"{trial.metrics['sqnr']:.1f} dB" if "sqnr" in trial.metrics else f"{trial.loss:.2g}"
+    write_found(path, {**values, "found": asked_for}, found, asked, how)

@@ -21,8 +21,7 @@ from quark.onnx.layer_runs import open_runs
 from quark.onnx.one_pass import Passes
 from quark.onnx.quantization.config.config import Config, QuantizationConfig
 from quark.search.function import check_metric
-from quark.search.trials import Progress
-from quark.search.tried_model import MEASURES, ranked
+from quark.search.trials import MEASURES, Progress, ranked
 from quark.search.values import Study
 
 Settings = Config | QuantizationConfig | Mapping[str, Any] | str

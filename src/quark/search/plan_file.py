@@ -9,7 +9,7 @@ layers:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,31 +68,26 @@ def write_plan(path: Path, values: Mapping[str, Any], notes: Mapping[str, str], 
     write_output(Output(path, "the plan"), text)
 
 
-def loss_words(trial: Trial) -> str:
-    """What a layer loses alone."""
-    return f"{trial.loss:.2g}"
+def loss_words(trial: Trial, metric: str) -> str:
+    """What a layer loses alone, as people read it: the measure that a study ranks by; what a function of the user's
+    returned."""
+    value = trial.metrics.get(metric, trial.metrics.get("value", trial.loss))
+    return f"{value:.1f} dB" if metric == "sqnr" else f"{value:.4g}"
 
 
-def notes_of(found: Found, words: Callable[[Trial], str]) -> dict[str, str]:
-    """For every layer: what it loses alone under what it got and under the other candidates, in these words."""
-    notes = {}
+def notes_of(found: Found) -> dict[str, str]:
+    """For every layer: what it loses alone under what it got and under the other candidates."""
+    notes, metric = {}, found.study.metric
     for layer, name in found.layers.items():
         one = found.study.of(layer, name)
         if one is not None:
             others = [t for t in found.study.trials if t.layer == layer and t.candidate != name]
-            said = ", ".join(f"{trial.candidate} {words(trial)}" for trial in others)
-            notes[layer] = f"{one.kind}, alone {words(one)}; {said}"
+            said = ", ".join(f"{trial.candidate} {loss_words(trial, metric)}" for trial in others)
+            notes[layer] = f"{one.kind}, alone {loss_words(one, metric)}; {said}"
     return notes
 
 
-def write_found(
-    path: Path,
-    values: Mapping[str, Any],
-    found: Found,
-    asked: str,
-    how: Sequence[str],
-    words: Callable[[Trial], str] = loss_words,
-) -> None:
+def write_found(path: Path, values: Mapping[str, Any], found: Found, asked: str, how: Sequence[str]) -> None:
     """Write the plan that a search has found, with what was measured on it.
 
     Args:
@@ -101,7 +96,6 @@ def write_found(
         found: the plan.
         asked: what was asked for, in words.
         how: what may stand in the file, and the command that reads it.
-        words: what a layer loses alone.
     """
     reported = {} if found.reported is None else {"reported": found.reported}
     figures = {"met": found.met, "measured_on": found.study.samples, found.metric: found.value, **reported}
@@ -113,7 +107,7 @@ def write_found(
     told = {**values["found"], **figures, **found.costs}
     layers = {**found.layers, **(values.get("layers") or {})}
     head = (f"A mixed-precision plan: {asked}.", said, *how)
-    write_plan(path, {**values, "found": told, "layers": layers}, notes_of(found, words), head)
+    write_plan(path, {**values, "found": told, "layers": layers}, notes_of(found), head)
 
 
 def question_words(target: str | None, budget: str) -> str:

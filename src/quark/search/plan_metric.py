@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
@@ -12,8 +12,10 @@ from quark.files.journal import Journal
 from quark.search.energy import is_table, read_table, with_energy
 from quark.search.function import load_function, number_of
 from quark.search.parts import Split
-from quark.search.solve import Costs
 from quark.search.values import Study, plan_key
+
+#: Of a plan, a candidate by layer.
+PlanCosts = Callable[[Mapping[str, str]], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class PlanMetric(ABC):
                 return number_of(load_function(self.function)(model), self.metric)
             return self.measures(model)[self.metric]
 
-    def priced(self, study: Study, budget: str) -> tuple[Study, str, Costs | None]:
+    def priced(self, study: Study, budget: str) -> tuple[Study, str, PlanCosts | None]:
         """The study with the costs of a budget; the name of that cost; the costs of a plan that do not add up.
 
         Raises:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from quark.dataclass import dataclass
-from quark.search.trials import Pair
+from quark.search.trials import Pair, estimated
 from quark.search.values import Study, Trial
 
 ENOUGH = 0.98
@@ -99,11 +99,12 @@ def corrected(study: Study, known: Mapping[Pair, float], hope: float = 1.0) -> S
     of_candidate = _drawn((candidate, value) for (_, candidate), value in wrong.items())
     of_layer = _drawn((layer, value - of_candidate[candidate]) for (layer, candidate), value in wrong.items())
 
-    def loss(one: Trial) -> float:
+    def better(one: Trial) -> Trial:
         shift = of_candidate.get(one.candidate, 0.0) + of_layer.get(one.layer, 0.0)
-        return known.get((one.layer, one.candidate), hope * math.exp(shift) * one.loss)
+        loss = known.get((one.layer, one.candidate), hope * math.exp(shift) * one.loss)
+        return one if loss == one.loss else replace(one, loss=loss, metrics=estimated(loss, study.metric))
 
-    return replace(study, trials=tuple(replace(one, loss=loss(one)) for one in study.trials))
+    return replace(study, trials=tuple(map(better, study.trials)))
 
 
 def _drawn(values: Iterable[tuple[str, float]]) -> dict[str, float]:

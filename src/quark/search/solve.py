@@ -1,21 +1,28 @@
-"""A question, a study and ways to measure a plan: the plan that answers the question, and how far it can be trusted."""
+"""A question, a study and ways to measure a plan: the plan that answers the question, and how far it can be trusted.
+
+A flow implements a ``TriedModel`` and a ``PlanMetric``; ``searched`` is all that follows from these.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from quark.dataclass import dataclass
+from quark.files.journal import Journal
+from quark.search.function import digest_of
 from quark.search.knapsack import SLACK
-from quark.search.loop import Costs as CostsOf
-from quark.search.loop import Question, cheapest, first_guess, most_precise, sums
+from quark.search.loop import Costs, Question, cheapest, first_guess, most_precise, sums
+from quark.search.parts import Split
+from quark.search.plan_metric import PlanCosts, PlanMetric
 from quark.search.refine import Alone, refined
 from quark.search.ties import spread, tied
+from quark.search.trials import Progress, TriedModel, ledger_of, study
 from quark.search.values import Found, Study
 
 Measure = Callable[[Mapping[str, str]], float]
-#: Of a plan (candidate by layer).
-Costs = Callable[[Mapping[str, str]], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Judges:
 
     choose: Measure
     report: Measure | None = None
-    costs: Costs | None = None
+    costs: PlanCosts | None = None
     notes: tuple[str, ...] = ()
     alone: Alone | None = None
 
@@ -54,7 +61,7 @@ def solve(study: Study, question: Question, judges: Judges) -> Found:
         return judges.choose(full(plan))
 
     own, target = judges.costs, question.target
-    costs: CostsOf | None = None if own is None else lambda plan: own(full(plan))
+    costs: Costs | None = None if own is None else lambda plan: own(full(plan))
     if question.limit is None:
         plan, tried = cheapest(rows, question, measure, costs)
     else:
@@ -84,3 +91,40 @@ def _guessed(study: Study, question: Question) -> dict[str, str]:
 
 def _first(rows: Study, question: Question) -> tuple[str, ...]:
     return first_guess(rows, question)
+
+
+def searched(
+    flow: TriedModel,
+    plans: Callable[[Journal], PlanMetric],
+    split: Split,
+    question: Question,
+    ledger: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Found:
+    """The plan that answers a question, judged on samples that decided nothing.
+
+    Args:
+        flow: the layers.
+        plans: the metric of whole plans, given the ledger.
+        split: the samples by what they decide; the layers are tried on those that fit.
+        question: what is wanted.
+        ledger: a JSON file that finished trials and measurements are kept in.
+        progress: called with the number of finished trials and of all.
+
+    Raises:
+        ConfigError: no plan is within the limit, or a ledger of something else.
+    """
+    target = question.target.metric
+    name = "kl" if target in ("kl", "perplexity") else "sqnr"
+    name = flow.USUAL if question.function is not None else name
+    book = ledger_of(flow, ledger, f"{name} for {target} by {digest_of(question.function)}")
+    if question.estimate is None:
+        found, alone = study(flow, name, book, progress), None
+    else:
+        found, alone = question.estimate(name)
+    whole, report = plans(book).apart(split)
+    found, budget, costs = whole.priced(found, question.budget)
+    judges = Judges(whole, report, costs, split.notes, alone)
+    solved = solve(found, replace(question, budget=budget), judges)
+    book.settle()
+    return solved

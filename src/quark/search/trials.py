@@ -1,5 +1,7 @@
 """Layers that are tried alone, in both flows: finished trials come from a ledger, and what is measured becomes a loss.
 
+A flow implements a ``TriedModel``: names, kinds and costs of layers, and trials of them.
+
 loss    of a measure: the measure itself (``quark.measure.outputs.loss_name``)
         of a function of the user's: |f(float model) − f(model with one layer quantized)|
 """
@@ -8,12 +10,18 @@ from __future__ import annotations
 
 import logging
 import math
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
+from quark.dataclass import dataclass
 from quark.files.journal import Journal
-from quark.measure.outputs import loss_name
-from quark.search.function import checked_reference, load_function, number_of
+from quark.measure.outputs import EXACT, loss_name
+from quark.numerics.metrics import decibel
+from quark.search.function import checked_reference, digest_of, load_function, number_of
+from quark.search.values import FLOAT, Study, Trial
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
@@ -21,6 +29,44 @@ Progress = Callable[[int, int], None]
 Pair = tuple[str, str]
 #: The measures of one trial, by name; ``value`` is that of a function of the user's.
 Measured = dict[str, float]
+#: Measures that need no function; each is also a loss, in which ``sqnr`` and ``cosine`` are the noise.
+MEASURES = ("sqnr", "mse", "cosine", "kl")
+
+
+@dataclass(frozen=True)
+class TriedLayer:
+    """What is tried: its name, its operator or class, and its costs under every candidate that fits it."""
+
+    name: str
+    kind: str
+    costs: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class TriedModel(ABC):
+    """A float model, calibrated once for all candidates.
+
+    Attributes:
+        USUAL: the measure that layers are ranked by where a function of the user's judges plans.
+        layers: in their order.
+        model: what a function of the user's is called with.
+        samples: how many the layers are tried on.
+        outputs: how many are compared.
+    """
+
+    USUAL: ClassVar[str]
+    layers: Sequence[TriedLayer]
+    model: Any
+    samples: int
+    outputs: int
+
+    @abstractmethod
+    def belongs(self) -> dict[str, str]:
+        """What tells this model, its samples and its configuration from others, for a ledger."""
+
+    @abstractmethod
+    def tried(self, pairs: Sequence[Pair], metric: str) -> Iterable[tuple[Pair, Measured]]:
+        """Layers under candidates that quantize them, each as it is finished; ``size`` counts among the costs."""
 
 
 def all_measured(
@@ -92,3 +138,55 @@ def loss_of(measured: Measured, metric: str, reference: float) -> float:
 def shown(metric: str) -> str:
     """A metric without the file of its function."""
     return metric.rpartition(":")[2]
+
+
+def estimated(loss: float, metric: str) -> Measured:
+    """The measures that an estimated loss stands for; the SQNR is that of a single output."""
+    name = loss_name(metric)
+    return {name: loss, **({"sqnr": decibel(1.0, loss)} if name == "noise" else {})}
+
+
+def ledger_of(flow: TriedModel, path: str | Path | None, metric: str) -> Journal:
+    """The ledger of a job; refused where it belongs to another one. ``metric``: what is measured, in words."""
+    return Journal(None, {}) if path is None else Journal(path, {**flow.belongs(), "metric": metric})
+
+
+def study(
+    flow: TriedModel,
+    metric: str,
+    ledger: Journal,
+    progress: Progress | None = None,
+    known: Mapping[Pair, Measured] | None = None,
+) -> Study:
+    """The loss of every layer under every candidate, with only that layer quantized.
+
+    Args:
+        flow: the layers.
+        metric: a name in ``MEASURES``, or ``file.py:function``.
+        ledger: where finished trials are kept.
+        progress: called with the number of finished trials and of all.
+        known: pairs that need no trial.
+    """
+    start = time.perf_counter()
+    say_if_first(metric, flow.outputs)
+    exact: Measured = {name: value for name, value in EXACT.items() if name != "kl" or metric == "kl"}
+    if ":" in metric:
+        exact = {"value": ledger.number("the float model", lambda: of_float(metric, flow.model))}
+    pairs = [(layer.name, name) for layer in flow.layers for name in layer.costs if name != FLOAT]
+    found = all_measured(pairs, metric, ledger, lambda left: flow.tried(left, metric), progress, known)
+    trials = []
+    for layer in flow.layers:
+        for name, costs in layer.costs.items():
+            measured = dict(exact if name == FLOAT else found[layer.name, name])
+            own = {**costs, **({"size": measured.pop("size")} if "size" in measured else {})}
+            loss = loss_of(measured, metric, exact.get("value", 0.0))
+            trials.append(Trial(layer.name, layer.kind, name, loss, measured, own))
+    return Study(tuple(trials), metric, flow.samples, time.perf_counter() - start)
+
+
+def ranked(flow: TriedModel, metric: str, ledger: str | Path | None, progress: Progress | None) -> Study:
+    """``study`` as a job of its own, with the file of its ledger."""
+    book = ledger_of(flow, ledger, digest_of(metric) if ":" in metric else metric)
+    found = study(flow, metric, book, progress)
+    book.settle()
+    return found

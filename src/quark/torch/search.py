@@ -24,10 +24,10 @@ from quark.search.loop import Question
 from quark.search.parts import split_of
 from quark.search.plan_file import question_words, write_found
 from quark.search.plan_metric import PlanMetric
+from quark.search.solve import searched
 from quark.search.target import LANGUAGE, Asked
 from quark.search.ties import fused
 from quark.search.trials import Progress
-from quark.search.tried_model import searched
 from quark.search.values import FLOAT, Found
 from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import base_name, scheme

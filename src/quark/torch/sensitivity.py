@@ -30,8 +30,18 @@ from quark.files.private import private_folder
 from quark.measure.outputs import loss_name
 from quark.search.function import check_metric
 from quark.search.refine import FEWER, Alone, affordable
-from quark.search.trials import Measured, Pair, Progress, by_function
-from quark.search.tried_model import MEASURES, TriedLayer, TriedModel, ranked, study
+from quark.search.trials import (
+    MEASURES,
+    Measured,
+    Pair,
+    Progress,
+    TriedLayer,
+    TriedModel,
+    by_function,
+    estimated,
+    ranked,
+    study,
+)
 from quark.search.values import FLOAT, Study, check_distinct
 from quark.torch import one_pass
 from quark.torch.config.model import QConfig
@@ -228,7 +238,7 @@ class LayerTrials(TriedModel):
         configs = {name: config_of(chosen, self.model) for name, chosen in self.values.items()}
         layers = {name: [one.name for one in self.layers if name in one.costs] for name in configs}
         losses = one_pass.losses(self.model, self.common, configs, layers, metric)
-        found = study(self, metric, Journal(), known={pair: {loss_name(metric): one} for pair, one in losses.items()})
+        found = study(self, metric, Journal(), known={pair: estimated(one, metric) for pair, one in losses.items()})
         spent, each = one_pass.runs(self.samples, len(configs)), min(TRIED, self.samples)
         allowed, few = len(losses) * self.samples / FEWER, len(losses) // FEWER
         brief = replace(
