@@ -53,24 +53,37 @@ ModelQuantizer(config).quantize_model(model, None, feeds)
 PRODUCTS = """
 import sys
 import numpy, onnx
-from onnx import TensorProto, helper, numpy_helper
-from quark.onnx import ModelQuantizer, get_default_config, Config
-preset, wide, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-rng, nodes, weights = numpy.random.default_rng(0), [], []
-for k in range(8):
-    value = rng.standard_normal((wide, wide), dtype="f") / wide**0.5
-    weights.append(numpy_helper.from_array(value, f"w{k}"))
-    nodes.append(helper.make_node("MatMul", [f"t{k}", f"w{k}"], [f"t{k + 1}"], name=f"n{k}"))
-ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, wide]) for name in ("t0", "t8")]
-graph = helper.make_graph(nodes, "products", ends[:1], ends[1:], weights)
-model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-if preset == "write":
-    onnx.save(model, folder + "/m.onnx")
+kind, wide, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+rng, files = numpy.random.default_rng(0), [folder + "/m.onnx", folder + "/q.onnx"]
+if kind == "write":  # weight by weight: a process of the model's size is none to compare with
+    from onnx import TensorProto, helper
+    nodes, weights, place = [], [], open(folder + "/m.data", "wb")
+    for k in range(8):
+        tensor = TensorProto(name=f"w{k}", dims=[wide, wide], data_type=TensorProto.FLOAT)
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", "m.data"), ("offset", place.tell()), ("length", 4 * wide * wide)):
+            tensor.external_data.add(key=key, value=str(value))
+        place.write(rng.standard_normal((wide, wide), dtype="f") / numpy.float32(wide**0.5))
+        weights.append(tensor)
+        nodes.append(helper.make_node("MatMul", [f"t{k}", f"w{k}"], [f"t{k + 1}"], name=f"n{k}"))
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, wide]) for name in ("t0", "t8")]
+    graph = helper.make_graph(nodes, "products", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), files[0])
+    if 32 * wide * wide < 1e9:  # in one file, where one can hold it
+        onnx.save(onnx.load(files[0]), files[0])
+    sys.exit()
+feeds = [{"t0": rng.standard_normal((4, wide), dtype="f")} for _ in range(2)]
+if kind == "inference":
+    import onnxruntime
+    session = onnxruntime.InferenceSession(files[0])
+    for feed in feeds:
+        session.run(None, feed)
 else:
-    feeds = [{"t0": rng.standard_normal((4, wide), dtype="f")} for _ in range(2)]
-    config = get_default_config(preset)
+    from quark.onnx import ModelQuantizer, get_default_config, Config
+    config = get_default_config(kind)
     config.extra_options.update(PrintSummary=False)
-    ModelQuantizer(Config(config)).quantize_model(folder + "/m.onnx", folder + "/q.onnx", feeds)
+    config.use_external_data_format = 32 * wide * wide > 1e9
+    ModelQuantizer(Config(config)).quantize_model(*files, feeds)
 """
 BLOCKS = """
 import sys, shutil
@@ -136,8 +149,8 @@ AXES = {
         lambda kind, size: [kind, "16", str(math.isqrt(size)), "1"],
     ),
     "bytes": Axis(
-        (16, 64, 256),
-        ("A8W8_CPU", "MATMUL_NBITS"),
+        (120, 600, 3000),
+        ("inference", "A8W8_CPU", "XINT8", "MATMUL_NBITS"),
         PRODUCTS,
         lambda kind, size: [kind, width(size)],
         lambda size: ["write", width(size)],

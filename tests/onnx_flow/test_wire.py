@@ -51,6 +51,45 @@ def test_every_type_is_read_as_the_parser_reads_it(tmp_path: Path, kind: int) ->
     assert outcome(tmp_path / "m.onnx") == outcome(proto)
 
 
+def everywhere(kind: int, store: str) -> onnx.ModelProto:
+    """A weight as an initializer, in a node, in a branch, in a node of it, and in a node of a function."""
+    text = """<ir_version: 10, opset_import: ["" : 17, "own" : 1]>
+        g (double[64] x, bool c) => (double[64] y) { k = Constant () a = Cast <to = 11> (k) b = own.f (x)
+            d = If (c) <then_branch = t () => (double[64] u) { m = Constant () u = Cast <to = 11> (m) },
+                        else_branch = e () => (double[64] v) { v = Cast <to = 11> (w) }> y = Sum (a, b, d) }
+        <domain: "own", opset_import: ["" : 17]>
+        f (x) => (y) { n = Constant () l = Cast <to = 11> (n) y = Add (x, l) }"""
+    proto = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(kind)
+
+    def weight(name: str) -> TensorProto:
+        tensor = helper.make_tensor(name, kind, [64], rng.integers(0, 2, 64), raw=False)
+        if store != "typed":
+            tensor = numpy_helper.from_array(numpy_helper.to_array(tensor), name)
+        if store == "raw, said to be inside":
+            tensor.data_location = TensorProto.DEFAULT
+        return tensor
+
+    branches = {attr.name: attr.g for attr in proto.graph.node[3].attribute}
+    branches["else_branch"].initializer.append(weight("w"))
+    nodes = (proto.graph.node[0], branches["then_branch"].node[0], proto.functions[0].node[0])
+    for number, node in enumerate(nodes):
+        node.attribute.append(helper.make_attribute("value", weight(f"c{number}")))
+    return proto
+
+
+@pytest.mark.parametrize("store", ["raw", "raw, said to be inside", "typed"])
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT64])
+def test_weights_are_passed_over_wherever_they_are(kind: int, store: str, tmp_path: Path) -> None:
+    proto, path = everywhere(kind, store), tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    light, weights = wire.read(path)
+    assert weights is not None and outcome(path) == outcome(proto) and isinstance(outcome(path), bytes)
+    passed = light.SerializeToString().count(weights.token.encode())
+    packed = store != "typed" or kind in (TensorProto.FLOAT, TensorProto.DOUBLE)
+    assert passed == (4 if packed else 0)
+
+
 def test_data_that_do_not_fit_are_refused_as_ever(tmp_path: Path) -> None:
     proto = models.cnn()
     tensor = numpy_helper.from_array(np.zeros(64, np.float32), "other")
@@ -71,10 +110,11 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
 
 
 def test_damaged_files_end_as_the_parser_says(tmp_path: Path) -> None:
-    whole = models.cnn().SerializeToString()
+    wholes = [one.SerializeToString() for one in (models.cnn(), everywhere(TensorProto.FLOAT, "typed"))]
     draw = np.random.default_rng(0)
     path, met = tmp_path / "m.onnx", set()
-    for turn in range(150):
+    for turn in range(300):
+        whole = wholes[turn % 2]
         data = bytearray(whole if turn % 3 else whole[: draw.integers(1, len(whole))])
         for place in draw.integers(0, len(data), draw.integers(0, 4)):
             data[place] = draw.integers(0, 256)

@@ -1,12 +1,12 @@
 """A model file read without its weights: their bytes are passed over, and each is read once, into an array of its own.
 
 Protobuf's parser reads a file whole and copies every weight, which is most of the time of whoever only wants to know
-the nodes, or the files that a model names. Here the fields of the model and of its graph are walked, and of an
-initializer with raw data that fit its shape and type the data become a place in the file: external data, whose file is
-a name that no stranger can guess. Everything else goes to the parser as it is.
+the nodes, or the files that a model names. Here the fields of the messages that may hold weights are walked (graphs,
+their nodes and subgraphs), and of a tensor whose data fit its shape and type the data become a place in the file:
+external data, whose file is a name that no stranger can guess. Everything else goes to the parser as it is.
 
 What is unusual (a field given twice, data that do not fit, a broken file) stays as it is, for the parser to judge.
-Not handled: weights in attributes of nodes and in subgraphs; files above 2 GiB, which the parser refuses.
+Not handled: data that are neither raw nor packed floats; files above 2 GiB, which the parser refuses.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from quark.errors import ModelError
 from quark.ir.surgery import shape_of
 from quark.onnx.graph.budget import NODES
 
-#: Numbers of fields in onnx.proto: of ModelProto, of GraphProto, of TensorProto.
-GRAPH, INITIALIZER, RAW = 7, 5, 9
-#: Message -> its fields that hold nodes, or messages that do.
+#: Message -> its fields (by their numbers in onnx.proto) that hold nodes or tensors, or messages that do.
 INSIDE = {
-    "model": {GRAPH: "graph", 25: "function"},
-    "graph": {1: "node"},
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor"},
     "function": {7: "node"},
     "node": {5: "attribute"},
-    "attribute": {6: "graph", 11: "graph"},
+    "attribute": {5: "tensor", 6: "graph", 11: "graph"},
+    "tensor": {},
 }
 #: Bytes from which a node may hold a subgraph that counts.
 HOLDS = 1 << 10
-#: Fields of a TensorProto whose data may be passed over: dims, data_type, name, raw_data, doc_string.
-PLAIN = frozenset((1, 2, 8, RAW, 12))
+#: Fields of a TensorProto whose data may be passed over: dims, data_type, name, doc_string, data_location; its data.
+PLAIN = frozenset((1, 2, 8, 12, 14))
+#: Fields with data as they lie in memory -> the only type that they are of, where there is one: raw_data, float_data,
+#: double_data.
+DATA = {9: None, 4: onnx.TensorProto.FLOAT, 10: onnx.TensorProto.DOUBLE}
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 #: Bytes of data that are worth it, and of files.
 LARGE, LARGE_FILE, LIMIT = 1 << 12, 1 << 20, (1 << 31) - 1
@@ -92,7 +94,9 @@ def read(path: Path) -> tuple[onnx.ModelProto, Weights | None]:
             weights = Weights(path, os.fstat(file.fileno()))
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole, memoryview(whole) as view:
                 _check_nodes(view, path)
-                return onnx.ModelProto.FromString(_model(view, weights.token)), weights
+                pieces = _light(view, 0, len(view), "model", weights.token)
+                light = b"".join(one if isinstance(one, bytes) else view[one.start : one.stop] for one in pieces)
+                return onnx.ModelProto.FromString(light), weights
     return onnx.load(path, format="protobuf", load_external_data=False), None
 
 
@@ -117,37 +121,42 @@ def _nodes(view: memoryview, start: int, end: int, message: str) -> Iterator[Fie
         inner = INSIDE[message].get(field[0])
         if inner == "node":
             yield field
-        if inner is not None and (inner != "node" or field[3] - field[2] >= HOLDS):
+        if inner not in (None, "tensor") and (inner != "node" or field[3] - field[2] >= HOLDS):
             yield from _nodes(view, field[2], field[3], inner)
 
 
-def _model(view: memoryview, token: str) -> bytes:
-    """The bytes of a model whose large weights are places in the file."""
-    made = bytearray()
-    for field in _fields(view, 0, len(view)):
-        if field[0] != GRAPH or view[field[1]] & 7 != BYTES:
-            made += view[field[1] : field[3]]
-            continue
-        graph = bytearray()
-        for one in _fields(view, field[2], field[3]):
-            placed = _placed(view, one, token) if one[0] == INITIALIZER and one[3] - one[2] >= LARGE else None
-            graph += view[one[1] : one[3]] if placed is None else _field(INITIALIZER, placed)
-        made += _field(GRAPH, graph)
-    return bytes(made)
+def _light(view: memoryview, start: int, end: int, message: str, token: str) -> list[range | bytes]:
+    """A message whose large weights are places in the file: places of it, and bytes in between.
+
+    What is small is not looked into. Places are no views: those of a traceback would keep the file mapped.
+    """
+    made: list[range | bytes] = []
+    for number, begin, content, stop in _fields(view, start, end):
+        inner = INSIDE[message].get(number)
+        if inner is None or stop - content < LARGE or view[begin] & 7 != BYTES:
+            made.append(range(begin, stop))
+        elif inner == "tensor":
+            placed = _placed(view, content, stop, token)
+            made += [range(begin, stop)] if placed is None else [_head(number, len(placed)), placed]
+        else:
+            pieces = _light(view, content, stop, inner, token)
+            made += [_head(number, sum(map(len, pieces))), *pieces]
+    return made
 
 
-def _placed(view: memoryview, field: Field, token: str) -> bytes | None:
+def _placed(view: memoryview, start: int, end: int, token: str) -> bytes | None:
     """The bytes of a tensor whose data are a place in the file; ``None`` where they have to stay."""
-    fields = list(_fields(view, field[2], field[3]))
-    raw = [one for one in fields if one[0] == RAW]
-    if len(raw) != 1 or any(one[0] not in PLAIN for one in fields) or raw[0][3] - raw[0][2] < LARGE:
+    fields = list(_fields(view, start, end))
+    data = [one for one in fields if one[0] in DATA]
+    if len(data) != 1 or any(one[0] not in PLAIN for one in fields if one is not data[0]):
         return None
-    tensor = onnx.TensorProto.FromString(b"".join(view[one[1] : one[3]] for one in fields if one is not raw[0]))
-    length = raw[0][3] - raw[0][2]
-    if length != _bytes_of(tensor):
+    number, _, place, stop = data[0]
+    tensor = onnx.TensorProto.FromString(b"".join(view[one[1] : one[3]] for one in fields if one is not data[0]))
+    fits = stop - place >= LARGE and stop - place == _bytes_of(tensor)
+    if not fits or DATA[number] not in (None, tensor.data_type) or tensor.data_location:
         return None
     tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", token), ("offset", raw[0][2]), ("length", length)):
+    for key, value in (("location", token), ("offset", place), ("length", stop - place)):
         tensor.external_data.add(key=key, value=str(value))
     return bytes(tensor.SerializeToString())
 
@@ -194,10 +203,12 @@ def _varint(view: memoryview, place: int, end: int) -> tuple[int, int]:
     raise _Broken
 
 
-def _field(number: int, content: bytes | bytearray) -> bytes:
-    """A field with content of its own, as bytes."""
-    head, rest = bytearray((number << 3 | BYTES,)), len(content)
-    while rest > 127:
-        head.append(rest & 127 | 128)
-        rest >>= 7
-    return bytes(head) + bytes((rest,)) + bytes(content)
+def _head(number: int, length: int) -> bytes:
+    """What stands before the content of a field of bytes."""
+    head = bytearray()
+    for rest in (number << 3 | BYTES, length):
+        while rest > 127:
+            head.append(rest & 127 | 128)
+            rest >>= 7
+        head.append(rest)
+    return bytes(head)
