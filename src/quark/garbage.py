@@ -9,6 +9,8 @@ from contextlib import contextmanager
 #: New objects after which Python looks for cycles meanwhile (its default is 700), and rounds of the middle generation
 #: after which it looks through everything (10): two looks at a graph of 10,000 nodes took a tenth of its time.
 YOUNG, ALL = 200_000, 100
+#: Bytes of a model that are worth a look through everything: a twentieth of a second.
+MUCH = 256_000_000
 
 
 @contextmanager
@@ -23,3 +25,12 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+def forget(bytes: int | None) -> None:
+    """Have Python free a model of so many bytes that nothing names any more.
+
+    A graph is a circle, so that its weights would wait for the next look at everything, beside those of the next model.
+    """
+    if bytes is not None and bytes >= MUCH:
+        gc.collect()

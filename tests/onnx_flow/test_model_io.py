@@ -16,9 +16,11 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper
 from tests.onnx_flow import models
 
+from quark import garbage
 from quark.errors import ModelError, ModelNotFoundError
 from quark.files.outputs import check_outputs
 from quark.ir.surgery import all_nodes, set_constant
+from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.graph import model as graph_model
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import load, output_of, readable_ir_version, save, suitable_ir_version, to_proto
@@ -76,6 +78,24 @@ def test_reading_takes_one_copy_of_the_weights(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert len(model.graph) == 8
     assert kept < 1.1 * 2**23 and peak < 2.2 * 2**23
+
+
+@pytest.mark.parametrize("much", [0, 1 << 40])
+def test_a_large_model_goes_with_its_job(much: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are circles: without a look at everything those of the job wait for Python's next one."""
+    monkeypatch.setattr(garbage, "MUCH", much)
+    onnx.save(models.cnn(), tmp_path / "m.onnx")
+    gc.collect()
+    known = {id(one) for one in gc.get_objects() if isinstance(one, ir.Graph)}
+    config = get_default_config("XINT8")
+    config.extra_options["UseRandomData"] = True
+    gc.disable()
+    try:
+        ModelQuantizer(Config(config)).quantize_model(tmp_path / "m.onnx", tmp_path / "q.onnx")
+        left = [one for one in gc.get_objects() if isinstance(one, ir.Graph) and id(one) not in known]
+    finally:
+        gc.enable()
+    assert bool(left) == bool(much)
 
 
 def test_weights_of_a_protobuf_are_copied_once_and_when_they_are_read() -> None:

@@ -20,7 +20,7 @@ from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.errors import ModelError
 from quark.files.journal import Journal
-from quark.garbage import rare_collections
+from quark.garbage import forget, rare_collections
 from quark.ir.runtime_faults import loses_zeros
 from quark.ir.surgery import all_nodes
 from quark.onnx.algorithms.context import JobContext
@@ -81,7 +81,8 @@ def quantize(
         result = _quantize(job, model_input, model_output, reader, progress)
         read = getattr(reader, "preprocessing", None)
         result.plan.preprocessing = read.to_dict() if isinstance(read, Preprocessing) else None
-        return result
+    forget(result.bytes_before)
+    return result
 
 
 class Opened(NamedTuple):
