@@ -25,11 +25,11 @@ from quark.onnx import (
     get_default_config,
 )
 from quark.onnx.algorithms import mixprecision
-from quark.onnx.algorithms.mixed import LayerTargets, TargetScore
 from quark.onnx.algorithms.mixprecision import metric_of
 from quark.onnx.flow import Result
 from quark.onnx.quantization.config.algorithm import from_dict
 from quark.onnx.quantization.config.mixprecision import METRICS
+from quark.search.values import Trial
 
 
 def net() -> onnx.ModelProto:
@@ -101,7 +101,7 @@ def test_without_a_threshold_nothing_is_chosen_and_the_ranking_is_told() -> None
     result = run(metric_threshold=None)
     assert result.mixed is not None and not result.mixed.chosen
     assert set(formats(result).values()) <= {"int16", "int32"}
-    values = [score.value for score in result.mixed.scores]
+    values = [score.metrics["value"] for score in result.mixed.scores]
     assert len(values) == 4 and values == sorted(values) and values[0] < values[-1]
     rows = result.mixed.tables()[0].rows
     assert [row[2] for row in rows] == ["no"] * 4
@@ -109,7 +109,7 @@ def test_without_a_threshold_nothing_is_chosen_and_the_ranking_is_told() -> None
 
 def test_speed_stops_before_the_metric_is_worse_than_the_threshold() -> None:
     ranking = run(metric_threshold=None).mixed.scores
-    order = [score.candidate.name for score in ranking]
+    order = [score.layer for score in ranking]
     curve = [l2(run(include_layers=order[:count], shared_param_mode="unshare" if count == 9 else "propagate"))
              for count in range(1, 5)]  # fmt: skip
     bound = (curve[1] + curve[2]) / 2
@@ -119,8 +119,10 @@ def test_speed_stops_before_the_metric_is_worse_than_the_threshold() -> None:
 
 
 def test_a_score_is_the_metric_with_that_layer_alone() -> None:
-    for score in run(metric_threshold=None).mixed.scores:
-        assert score.value == pytest.approx(l2(run(include_layers=list(score.candidate.nodes))), rel=1e-5)
+    mixed = run(metric_threshold=None).mixed
+    for score in mixed.scores:
+        alone = l2(run(include_layers=list(mixed.groups[score.layer])))
+        assert score.metrics["value"] == pytest.approx(alone, rel=1e-5)
 
 
 def test_quality_goes_on_until_the_metric_is_good_enough() -> None:
@@ -148,17 +150,17 @@ def test_as_many_layers_as_one_at_a_time_would_find_in_a_few_steps(wanted: str, 
             parts = energies[[int(name) for name in names]]
             return base + sign * float(parts.sum()) * (1 + 0.02 * np.sin(len(parts)))
 
-        layers = [LayerTargets(str(k), (str(k),), (0,)) for k in range(24)]
-        scores = tuple(TargetScore(one, 0, float(of_energy(energy_of([one.name])))) for one in layers)
         bound = float(of_energy(energy_of(range(random.integers(24)))))
         config = AutoMixprecisionConfig(metric_default=metric, metric_threshold=bound, metric_optimize_object=wanted)
         seen: set[int] = set()
 
         def value(chosen: Any, seen: set[int] = seen, energy_of: Any = energy_of, of_energy: Any = of_energy) -> float:
             seen.add(len(chosen))
-            return float(of_energy(energy_of([one.candidate.name for one in chosen])))
+            return float(of_energy(energy_of([one.layer for one in chosen])))
 
-        decider = mixprecision._Decider(None, None, config, (), None, None)  # type: ignore[arg-type]
+        decider = mixprecision._Decider(None, None, config, (), None, None, {})  # type: ignore[arg-type]
+        alone = {str(k): float(of_energy(energy_of([str(k)]))) for k in range(24)}
+        scores = tuple(Trial(name, "", "0", decider._loss(one), {"value": one}) for name, one in alone.items())
         chosen, found = decider._choose(scores, value)
         assert len(seen) <= 8
         good = [(value(scores[:k]) >= bound) if metric == "sqnr" else (value(scores[:k]) <= bound) for k in range(25)]
@@ -184,7 +186,9 @@ def test_a_metric_is_its_formula(name: str) -> None:
 
 def test_more_decibels_are_better() -> None:
     scores = run(metric_threshold=None, metric_default="sqnr").mixed.scores
-    assert [score.value for score in scores] == sorted((score.value for score in scores), reverse=True)
+    assert [score.metrics["value"] for score in scores] == sorted(
+        (score.metrics["value"] for score in scores), reverse=True
+    )
     assert run(metric_default="sqnr", metric_threshold=1e3).mixed.chosen == ()
     assert len(run(metric_default="sqnr", metric_threshold=1.0).mixed.chosen) == 4
 
@@ -235,7 +239,7 @@ def test_the_model_is_prepared_for_the_types_of_the_targets() -> None:
 
 
 def test_layers_of_one_weight_go_together_or_get_copies() -> None:
-    assert {score.candidate.nodes for score in run(metric_threshold=None).mixed.scores} >= {("left", "right")}
+    assert ("left", "right") in run(metric_threshold=None).mixed.groups.values()
     result = run(shared_param_mode="unshare", include_layers=["left"])
     assert result.mixed.chosen == ("left",)
     assert {formats(result)[name] for name in formats(result) if name.startswith("w2")} == {"int8", "int16"}
@@ -258,12 +262,12 @@ def test_two_pairs_where_precisions_meet() -> None:
 
 def test_the_output_and_the_samples_that_are_measured() -> None:
     by_output = [
-        {one.candidate.name: one.value for one in run(metric_threshold=None, metric_output_index=number).mixed.scores}
+        {one.layer: one.metrics["value"] for one in run(metric_threshold=None, metric_output_index=number).mixed.scores}
         for number in (0, 1)
     ]
     assert by_output[0]["last"] < by_output[0]["third"] and by_output[1]["third"] < by_output[1]["last"]
     few = run(metric_threshold=None, data_size=2)
-    assert {one.candidate.name: one.value for one in few.mixed.scores}["first"] == pytest.approx(
+    assert {one.layer: one.metrics["value"] for one in few.mixed.scores}["first"] == pytest.approx(
         l2(run(include_layers=["first"]), samples=2), rel=1e-5
     )
 
@@ -279,7 +283,7 @@ def test_functions_of_the_user() -> None:
     assert seen == [(4, 6)] * 6 * 4
     alone = outputs(run(include_layers=["first"]).proto)
     expected = np.mean([np.abs(x - y).max() for x, y in zip(outputs(NET), alone, strict=True)])
-    values = {one.candidate.name: one.value for one in result.mixed.scores}
+    values = {one.layer: one.metrics["value"] for one in result.mixed.scores}
     assert values["first"] == pytest.approx(expected, rel=1e-5)
 
     def merit(path: str) -> float:
@@ -287,13 +291,15 @@ def test_functions_of_the_user() -> None:
 
     scores = run(metric_threshold=None, metric_evaluate_fn=merit).mixed.scores
     gap = abs(np.mean(outputs(run(include_layers=["third"]).proto)[0]) - np.mean(outputs(NET)[0]))
-    assert {one.candidate.name: one.value for one in scores}["third"] == pytest.approx(gap, rel=1e-3)
+    assert {one.layer: one.metrics["value"] for one in scores}["third"] == pytest.approx(gap, rel=1e-3)
 
 
 def test_a_layer_whose_metric_is_no_number_comes_last_and_is_not_chosen() -> None:
     """The second best layer by the norm of the error is broken by the user's function."""
     first, second, third, _ = run(metric_threshold=None).mixed.scores
-    low, high = np.sqrt(first.value * second.value), np.sqrt(second.value * third.value)
+    low, high = (
+        np.sqrt(one.metrics["value"] * two.metrics["value"]) for one, two in ((first, second), (second, third))
+    )
 
     def distance(path: str) -> float:
         pairs = zip(outputs(NET), outputs(onnx.load(path)), strict=True)
@@ -301,8 +307,8 @@ def test_a_layer_whose_metric_is_no_number_comes_last_and_is_not_chosen() -> Non
         return np.nan if low < found < high else found
 
     scores = run(metric_threshold=None, metric_evaluate_fn=distance).mixed.scores
-    names = [one.candidate.name for one in scores]
-    assert np.isnan(scores[-1].value) and names[0] == first.candidate.name and names[-1] == second.candidate.name
+    names = [one.layer for one in scores]
+    assert np.isnan(scores[-1].metrics["value"]) and names[0] == first.layer and names[-1] == second.layer
     assert list(run(metric_threshold=1e9, metric_evaluate_fn=distance).mixed.chosen) == names[:-1]
 
 
@@ -318,7 +324,7 @@ def test_finished_measurements_are_kept_and_workers_change_nothing(tmp_path: Pat
     count = len(calls)
     again = run(metric_threshold=1e9, **fields)
     assert count and len(calls) - count == 6 * 2  # nothing chosen, and all of them: no single layer
-    assert [one.value for one in first.mixed.scores] == [one.value for one in again.mixed.scores]
+    assert [one.metrics for one in first.mixed.scores] == [one.metrics for one in again.mixed.scores]
     with pytest.raises(ConfigError, match="belongs to another"):
         run(metric_threshold=None, data_size=3, **fields)
 

@@ -16,36 +16,38 @@ from quark.search.values import Study, Trial, total
 LEFT, MADE, LAYERS = "left", "made", "layers"
 
 
+def ranked(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Trials of layers, those that lose least first; of several of one layer the best."""
+    ordered = sorted(trials, key=lambda one: one.loss)
+    best = {one.layer: one for one in reversed(ordered)}
+    return tuple(one for one in ordered if best[one.layer] is one)
+
+
 def taken(
-    names: Sequence[str],
-    losses: Sequence[float],
-    loss_with: Callable[[Sequence[int]], float],
-    bound: float,
-    many: bool,
-) -> tuple[list[int], bool]:
-    """The numbers of the changes that are made, and whether the loss with them is within the bound.
+    trials: Sequence[Trial], loss_with: Callable[[Sequence[Trial]], float], bound: float, many: bool
+) -> tuple[list[Trial], bool]:
+    """The changes that are made, and whether the loss with them is within the bound.
 
     Args:
-        names: of the layers.
-        losses: of the model with each change alone; infinite where it is not known.
-        loss_with: the loss with some of the changes, by number.
+        trials: one of each layer, its loss that of the model with this change alone; infinite where it is not known.
+        loss_with: the loss with some of the changes.
         bound: the most that may be lost.
         many: as many changes as the bound allows, or as few as meet it.
     """
 
-    def numbers(plan: Sequence[str]) -> list[int]:
-        return [number for number, option in enumerate(plan) if option == MADE]
+    def made(plan: Sequence[str]) -> list[Trial]:
+        return [one for one, option in zip(trials, plan, strict=True) if option == MADE]
 
-    base, trials = loss_with(()), list[Trial]()
-    for name, loss in zip(names, losses, strict=True):
-        gain = base - loss if math.isfinite(loss) else -math.inf
+    base, options = loss_with(()), list[Trial]()
+    for one in trials:
+        gain = base - one.loss if math.isfinite(one.loss) else -math.inf
         for option, lost, wanted in ((LEFT, gain, not many), (MADE, -gain, many)):
-            trials.append(Trial(name, "", option, max(lost, 0.0), costs={LAYERS: float(not wanted)}))
-    study = Study(tuple(trials), "loss", 0)
-    left = base - total(study, "loss", (LEFT,) * len(names))  # what is not of single layers
+            options.append(Trial(one.layer, "", option, max(lost, 0.0), costs={LAYERS: float(not wanted)}))
+    study = Study(tuple(options), "loss", 0)
+    left = base - total(study, "loss", (LEFT,) * len(trials))  # what is not of single layers
     left = left if math.isfinite(left) else 0.0
     target = Target("loss", False, bound - left)
     plan, _ = cheapest(
-        study, Question(target, LAYERS, rounds=len(names) + 1), lambda plan: loss_with(numbers(plan)) - left
+        study, Question(target, LAYERS, rounds=len(trials) + 1), lambda plan: loss_with(made(plan)) - left
     )
-    return numbers(plan), target.met(loss_with(numbers(plan)) - left)
+    return made(plan), target.met(loss_with(made(plan)) - left)

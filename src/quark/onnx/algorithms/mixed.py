@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
+
 from quark.config.job import Job
 from quark.dataclass import dataclass
 from quark.report.values import Table
-
-
-@dataclass(frozen=True)
-class LayerTargets:
-    """Layers that are chosen together, and the targets that they may get."""
-
-    name: str
-    nodes: tuple[str, ...]
-    targets: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TargetScore:
-    """The metric with one candidate alone in a target's precision; ``None`` where nothing had to be measured."""
-
-    candidate: LayerTargets
-    target: int
-    value: float | None
+from quark.search.values import Trial
 
 
 @dataclass(frozen=True)
@@ -31,22 +17,25 @@ class Mixed:
 
     Attributes:
         job: with the rules that give the chosen layers their precision.
-        scores: the ranking, the layer that bears its target best first.
+        scores: the layers and their targets, each alone; the layer that bears its target best first. Its loss is 0
+            where nothing had to be measured.
         chosen: names of the candidates that were chosen.
         metric: value for the chosen layers together; ``None`` where nothing was measured.
         name: of the metric.
+        groups: the nodes of every layer of ``scores``.
     """
 
     job: Job
-    scores: tuple[TargetScore, ...] = ()
+    scores: tuple[Trial, ...] = ()
     chosen: tuple[str, ...] = ()
     metric: float | None = None
     name: str = ""
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def tables(self) -> tuple[Table, ...]:
         """The ranking for people; nothing where there was nothing to decide."""
         rows = [
-            (one.candidate.name, "" if one.value is None else f"{one.value:.6g}", one.candidate.name in self.chosen)
+            (one.layer, f"{one.metrics['value']:.6g}" if one.metrics else "", one.layer in self.chosen)
             for one in self.scores
         ]
         shown = tuple((name, value, "yes" if taken else "no") for name, value, taken in rows)

@@ -33,7 +33,7 @@ from quark.ir.surgery import name_of
 from quark.measure.outputs import Outputs
 from quark.onnx import fingerprint, layer_runs
 from quark.onnx.algorithms.context import JobContext
-from quark.onnx.algorithms.mixed import LayerTargets, Mixed, TargetScore
+from quark.onnx.algorithms.mixed import Mixed
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.data import Samples
 from quark.onnx.layer_runs import MODEL, FloatModelFiles
@@ -45,11 +45,11 @@ from quark.onnx.quantization.config.config import merged_layer, with_options
 from quark.onnx.quantization.config.mixprecision import AutoMixprecisionConfig
 from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
-from quark.search.changes import taken
+from quark.search.changes import ranked, taken
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.loop import LOSS_OF
 from quark.search.trials import Measured, Pair, all_measured
-from quark.search.values import plan_key
+from quark.search.values import Trial, plan_key
 
 SOURCE = "auto_mixprecision"
 #: From a metric to what adds up over layers.
@@ -77,18 +77,20 @@ def mix(model: ir.Model, context: JobContext, config: AutoMixprecisionConfig) ->
     _check_output(model, config)
     layers = tuple(None if one is None else _layer(one, job) for one, _ in config.targets())
     found = tuple(_candidates(model, job, config, known))
+    pairs = [(name, str(target)) for name, _, targets in found for target in targets]
     if not found:
         sentence = f"no quantized layer may be chosen (target_op_type: {', '.join(config.target_op_type)})"
         if config.include_layers or config.subgraph_json or config.target_op_type != type(config)().target_op_type:
             raise ConfigError(f"AutoMixprecisionConfig: {sentence}")
         log.warning("mixed precision: %s; all tensors have the one data type", sentence)
         return Mixed(job)
-    decider = _Decider(model, job, config, layers, context, Trials(model, context, known))
+    groups = {name: members for name, members, _ in found}
+    decider = _Decider(model, job, config, layers, context, Trials(model, context, known), groups)
     if not needs_data(config):
-        scores = tuple(TargetScore(one, one.targets[0], None) for one in found)
+        scores = [Trial(name, "", target, 0.0) for name, target in pairs]
         return decider.decided(scores, scores, None)
     try:
-        return decider.measured(found)
+        return decider.measured(pairs)
     finally:
         layer_runs.opened.cache_clear()
 
@@ -126,8 +128,9 @@ def _layer(one: Any, job: Job) -> LayerSpec | None:
 
 def _candidates(
     model: ir.Model, job: Job, config: AutoMixprecisionConfig, known: Sequence[NodeInfo]
-) -> Iterator[LayerTargets]:
-    """Layers or subgraphs, in the order of the graph; those that share a weight together."""
+) -> Iterator[tuple[str, tuple[str, ...], tuple[int, ...]]]:
+    """Layers or subgraphs, in the order of the graph, those that share a weight together: their name, their nodes, the
+    targets that they may get."""
     plan = MODES["static"].place(model.clone(), job, known)
     nodes, infos = {name_of(node): node for node in model.graph}, known_nodes(model)
     free = [n for n, one in plan.nodes.items() if one.quantized and one.reason == "global_config" and n in nodes]
@@ -135,7 +138,7 @@ def _candidates(
     for name, members in _groups(free, nodes, config, infos, known):
         targets = tuple(i for i, names in enumerate(allowed) if names is None or set(members) <= names)
         if members and targets:
-            yield LayerTargets(name, members, targets)
+            yield name, members, targets
 
 
 def _groups(
@@ -199,58 +202,57 @@ class _Decider:
     layers: tuple[LayerSpec | None, ...]
     context: JobContext
     trials: Trials
+    groups: Mapping[str, tuple[str, ...]]
     reference: float | None = None
 
-    def job_of(self, choice: Mapping[str, int]) -> Job:
-        """The job with the chosen layers; entries of the configuration come later and win."""
+    def job_of(self, chosen: Sequence[Pair]) -> Job:
+        """The job with layers in their targets' precision; entries of the configuration come later and win."""
         own = self.config.no_input_qdq_shared
         rules = []
         for number, layer in enumerate(self.layers):
-            names = tuple(name for name, target in choice.items() if target == number)
+            names = tuple(node for name, target in chosen if target == str(number) for node in self.groups[name])
             rules.append(Rule(names, layer, SOURCE, strict=False, inputs=layer is None, own_inputs=own))
-        chosen = replace(self.job.rules, rules=(*(r for r in rules if r.selectors), *self.job.rules.rules))
-        return for_target(replace(self.job, rules=chosen))
+        ruled = replace(self.job.rules, rules=(*(r for r in rules if r.selectors), *self.job.rules.rules))
+        return for_target(replace(self.job, rules=ruled))
 
-    def decided(self, scores: tuple[TargetScore, ...], chosen: Sequence[TargetScore], metric: float | None) -> Mixed:
+    def decided(self, scores: Sequence[Trial], chosen: Sequence[Trial], metric: float | None) -> Mixed:
         """The result, told in the log."""
         log.info("automatic mixed precision: %d of %d candidates are chosen", len(chosen), len(scores))
-        names = tuple(one.candidate.name for one in chosen)
-        return Mixed(self.job_of(_choice(chosen)), scores, names, metric, _metric_name(self.config))
+        names = tuple(one.layer for one in chosen)
+        job = self.job_of(_pairs(chosen))
+        return Mixed(job, tuple(scores), names, metric, _metric_name(self.config), self.groups)
 
-    def measured(self, found: tuple[LayerTargets, ...]) -> Mixed:
+    def measured(self, pairs: Sequence[Pair]) -> Mixed:
         """Score the candidates, rank them, and choose."""
         common, data = self._common()
         if self.context.journal:
             self.context.journal.same("the samples of mixed precision", data.encode())
         ledger = self._ledger(data)
-        self.quantized({})
+        self.quantized(())
         for number in range(len(self.layers)):  # the ranges of all trials are found before any of them
-            self.quantized({n: number for one in found if number in one.targets for n in one.nodes})
-        tasks = {(one.name, str(target)): TargetScore(one, target, None) for one in found for target in one.targets}
+            self.quantized([pair for pair in pairs if pair[1] == str(number)])
 
         def measure(left: Sequence[Pair]) -> Iterator[tuple[Pair, Measured]]:
-            calls = (parallel.delayed(self._metric, [tasks[pair]], common) for pair in left)
+            calls = (parallel.delayed(self._metric, [pair], common) for pair in left)
             values = parallel.in_threads(calls, self.config.worker_num)
             return ((pair, {"value": value}) for pair, value in zip(left, values, strict=True))
 
         told = partial(self.context.progress, SOURCE)
-        values = all_measured(list(tasks), self.config.metric_default, ledger, measure, told)
-        by_harm = sorted((replace(one, value=values[pair]["value"]) for pair, one in tasks.items()), key=self._harm_of)
-        best = {one.candidate.name: one for one in reversed(by_harm)}  # of several targets the one it bears best
-        scores = tuple(one for one in by_harm if best[one.candidate.name] is one)
+        found = all_measured(pairs, self.config.metric_default, ledger, measure, told).items()
+        scores = ranked([Trial(name, "", target, self._loss(one["value"]), one) for (name, target), one in found])
 
-        def value(chosen: Sequence[TargetScore]) -> float:
-            if len(chosen) == 1 and chosen[0].value is not None:
-                return chosen[0].value
-            names, targets = [one.candidate.name for one in chosen], [str(one.target) for one in chosen]
+        def value(chosen: Sequence[Trial]) -> float:
+            if len(chosen) == 1:
+                return chosen[0].metrics["value"]
+            names, targets = [one.layer for one in chosen], [one.candidate for one in chosen]
             key = plan_key(names, targets, _metric_name(self.config), data)
-            return ledger.number(key, lambda: self._metric(chosen, common))
+            return ledger.number(key, lambda: self._metric(_pairs(chosen), common))
 
         return self.decided(scores, *self._choose(scores, value))
 
     def _choose(
-        self, scores: tuple[TargetScore, ...], value: Callable[[Sequence[TargetScore]], float]
-    ) -> tuple[Sequence[TargetScore], float | None]:
+        self, scores: Sequence[Trial], value: Callable[[Sequence[Trial]], float]
+    ) -> tuple[Sequence[Trial], float | None]:
         """The candidates that are chosen, by a search, and the metric with them."""
         bound = self.config.metric_threshold
         if bound is None:
@@ -258,29 +260,21 @@ class _Decider:
         if bound == 0:
             return scores, value(scores)
 
-        chosen, met = taken(
-            [one.candidate.name for one in scores],
-            [math.inf if one.value is None else self._loss(one.value) for one in scores],
-            lambda numbers: self._loss(value([scores[k] for k in numbers])),
-            self._loss(bound),
-            self.config.metric_optimize_object == "speed",
-        )
-        metric = value([scores[k] for k in chosen])
+        many = self.config.metric_optimize_object == "speed"
+        chosen, met = taken(scores, lambda some: self._loss(value(some)), self._loss(bound), many)
+        metric = value(chosen)
         if not met:
             name = _metric_name(self.config)
             log.warning("automatic mixed precision: %s is %g and does not reach %g", name, metric, bound)
-        return [scores[k] for k in chosen], metric
+        return chosen, metric
 
     def _loss(self, value: float) -> float:
         """The metric as what adds up over layers, where it is one of ours; what is no number is the worst."""
         return math.inf if math.isnan(value) else LOSSES.get(_metric_name(self.config), float)(value)
 
-    def _harm_of(self, score: TargetScore) -> float:
-        return 0.0 if score.value is None else self._loss(score.value)
-
-    def _metric(self, chosen: Sequence[TargetScore], common: FloatModelFiles) -> float:
+    def _metric(self, chosen: Sequence[Pair], common: FloatModelFiles) -> float:
         """The metric of the model with some layers in their targets' precision."""
-        model = self.quantized(_choice(chosen))
+        model = self.quantized(chosen)
         if self.config.metric_evaluate_fn is not None:
             return self._evaluate(model, common)
         runner, name = common.runner(model), common.outputs[0]
@@ -298,9 +292,9 @@ class _Decider:
             self.reference = number_of(call(str(common.model)), "metric_evaluate_fn")
         return abs(number_of(common.called(model, call), "metric_evaluate_fn") - self.reference)
 
-    def quantized(self, choice: Mapping[str, int]) -> ir.Model:
-        """The model with the nodes of ``choice`` in their targets' precision, before any fine-tuning."""
-        return self.trials.quantized(self.job_of(choice))
+    def quantized(self, chosen: Sequence[Pair]) -> ir.Model:
+        """The model with some layers in their targets' precision, before any fine-tuning."""
+        return self.trials.quantized(self.job_of(chosen))
 
     def _common(self) -> tuple[FloatModelFiles, str]:
         """The float model, the samples and the float output in a folder, and a digest of the data."""
@@ -328,9 +322,9 @@ class _Decider:
         return Journal(path, {"model": model, "data": data, "functions": " ".join(written), **words})
 
 
-def _choice(chosen: Sequence[TargetScore]) -> dict[str, int]:
-    """The nodes, and the numbers of their targets."""
-    return {node: one.target for one in chosen for node in one.candidate.nodes}
+def _pairs(chosen: Sequence[Trial]) -> list[Pair]:
+    """The layers, and the numbers of their targets."""
+    return [(one.layer, one.candidate) for one in chosen]
 
 
 def metric_of(name: str, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
