@@ -380,6 +380,7 @@ def test_threads_do_not_meet_in_one_model(folder: Path) -> None:
         ({"target": "kl<=1", "program": "vlm"}, "Did you mean 'vllm'"),
         ({"target": "kl<=1", "program": "llama.cpp", "candidates": ["mxfp4"]}, "no mxfp4 layer"),
         ({"target": "kl<=1", "workers": 2}, "give its folder"),
+        ({"target": "kl<=1", "config": {"scheme": "mxfp4", "layers": {"model.*": "float"}}}, "nothing to search"),
     ],
 )
 def test_mistakes_are_told(arguments: dict[str, Any], words: str) -> None:

@@ -150,6 +150,8 @@ def search(
     with private_folder() as folder, Journal.held(ledger):
         common = lay_out(loaded, apart.fit, made(folder / "trials"))
         trials = trials_of(source, loaded, common, values, candidates, ModelUse(machine, program))
+        if not trials.layers:
+            raise ConfigError("the configuration decides about every layer, so there is nothing to search")
         tied = together(loaded, [one.name for one in trials.layers], program)
         question = Question(goal, budget, limit, rounds, compare, tied, metric, trials.estimated if estimate else None)
         data = digest_of_samples(common.samples)

@@ -268,17 +268,13 @@ def trials_of(
         base: keys and values of the configuration that holds for the whole model.
         candidates: schemes, ``float``.
         use: of the result.
-
-    Raises:
-        ConfigError: the configuration has decided about all layers.
     """
     values = {name: values_of(model, base, name) for name in candidates if name != FLOAT}
     matches = {name: matched(model, chosen) for name, chosen in values.items()}
     known = {name: item for found in reversed(matches.values()) for name, item in found.items()}
     order = [*dict.fromkeys(name for found in matches.values() for name in found)]
-    free = [name for name in order if not any(fnmatchcase(name, one) for one in base.get("layers") or ())]
-    if order and not free:
-        raise ConfigError("the configuration names a scheme for every layer, so there is nothing to search")
+    decided = base.get("layers") or {}
+    free = [name for name in order if name not in decided and not any(fnmatchcase(name, one) for one in decided)]
     traffic = traffic_of(model, free, common.samples[0])
     layers = []
     for name in free:
