@@ -97,9 +97,15 @@ class FakeQuantize(Quantizer):
         if not (self.enabled and x.numel()):
             return x
         if torch.is_grad_enabled() and x.requires_grad:
-            return straight_through(x, self.quantized)
+            return straight_through(x, self.laid_out)
         key = self.key
-        return self.quantized(x) if key is None else remembered(x, key, self.quantized)
+        return self.laid_out(x) if key is None else remembered(x, key, self.laid_out)
+
+    def laid_out(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` quantized, and laid out in memory as it is: by that torch chooses how a layer adds its bias, before a
+        product is rounded to a half type or after, and every reader computes with what it was given."""
+        made = self.quantized(x)
+        return made if made.stride() == x.stride() else torch.empty_like(x, dtype=made.dtype).copy_(made)
 
     @property
     def key(self) -> tuple[Hashable, ...] | None:
