@@ -14,7 +14,7 @@ is then a whole forward pass).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from quark.errors import DataError, QuarkError
 from quark.files.atomic import part_of
 from quark.measure.outputs import Outputs, together
 from quark.reading import reason_of
-from quark.torch.algorithms.blocks import find_blocks, first, handing_on, hooked, record
+from quark.torch.algorithms.blocks import Enough, find_blocks, first, handing_on, hooked, record
 from quark.torch.calibration import NOT_RUN, described, device_of, evaluating, run, to_device, without_cache
 from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import parts
@@ -229,15 +229,17 @@ class TorchLayerRuns:
         return head is not None and head is self.layers[name]
 
     def entering(self, index: int, k: int) -> torch.Tensor:
-        """The hidden state behind block ``index - 1``, in float."""
-        block, caught = list(self.blocks.values())[index - 1], []
-        hook = block.register_forward_hook(lambda module, args, output: caught.append(first(output)))
-        try:
-            with running(self.model), self.skipping(k):
-                run(self.model, self.common.samples[k])
-        finally:
-            hook.remove()
-        return caught[0].detach()
+        """The hidden state behind block ``index - 1``, in float; nothing behind it runs."""
+        caught: list[torch.Tensor] = []
+
+        def end(module: nn.Module, args: Any, output: Any) -> None:
+            caught.append(first(output).detach())
+            raise Enough
+
+        name = list(self.blocks)[index - 1]
+        with suppress(Enough), running(self.model), self.skipping(k), hooked(self.model, {name: end}):
+            run(self.model, self.common.samples[k])
+        return caught[0]
 
     def skipping(self, k: int) -> AbstractContextManager[None]:
         """Blocks before ``at`` let everything through; the last of them returns what the float model has there."""
