@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
+from tests.onnx_flow import models
 from tests.onnx_flow.random_detectors import Drawing
 
 from quark.onnx import ModelQuantizer, QConfig
@@ -191,3 +192,26 @@ def test_coordinates_are_no_activations_where_all_operators_are_quantized(op_typ
     values = [ir.Value(name=f"x{at}", type=ir.TensorType(ir.DataType.FLOAT)) for at in range(inputs)]
     found = slots.data_inputs(ir.node(op_type, values), GENERIC)
     assert [value.name for value in found] == read.split()
+
+
+ORDERED = """g (float[8, 16] x) => (float[8, 8] y, int64[8, 3] i) {
+    [layer] l = MatMul (x, w) v, i = TopK (l, k) u = OneHot (i, depth, both) s = ReduceSum <keepdims = 0> (u, axis)
+    m = Mul (s, l) [last] y = MatMul (m, z)
+}"""
+
+
+def test_an_order_is_read_of_float_values_and_the_rest_of_codes() -> None:
+    """Codes make equal what differed, and then the first is chosen: three of 32 features, and 17 dB instead of 40."""
+    weights = {"w": models.normal(16, 32), "z": models.normal(32, 8, seed=1), "k": np.array([3])}
+    weights |= {"depth": np.array(32), "both": np.array([0, 1], np.float32), "axis": np.array([1])}
+    proto, feeds = models.model(ORDERED, weights, 17), [{"x": models.normal(8, 16, seed=seed)} for seed in range(12)]
+    config = QConfig.get_default_config("A8W8_CPU")
+    config.global_quant_config.extra_options.update(PrintSummary=False, FloatWhereFaster=False)
+    made = ModelQuantizer(config).quantize_model(proto, None, feeds)
+    nodes = {node.op_type: node for node in made.graph.node}
+    assert nodes["TopK"].input[0] == "l" and nodes["Mul"].input[1] != "l"
+    pairs = [(models.run(proto, feed)[0], models.run(made, feed)[0]) for feed in feeds]
+    signal, noise = (
+        sum(np.sum(np.square(one)) for one in each) for each in zip(*((x, x - y) for x, y in pairs), strict=True)
+    )
+    assert 10 * np.log10(signal / noise) > 30

@@ -567,6 +567,29 @@ def test_last_results_keep_their_resolution(body: str, left: set[str]) -> None:
     assert set(plan.tensors) == set(names)
 
 
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("h = Gemm(x, w) z = ArgMax(h) y = Relu(x)", {"h"}),
+        ("h = Gemm(x, w) i = Transpose(h) z = ArgMin(i) y = Relu(x)", {"h", "i"}),
+        ("h = Relu(x) z = ArgMax(h) y = Relu(x)", set()),
+        ("h = Gemm(x, w) z = ArgMax(h) y = Exp(h)", {"h for z"}),
+    ],
+)
+def test_an_order_is_read_of_what_can_be_written_as_float(body: str, left: set[str]) -> None:
+    model = graph("float[4,4] x", "float y, int64 z", body, w=ones(4, 4))
+    for number, node in enumerate(model.graph):
+        node.name = f"n{number}"
+    names = ("x", "h", "i", "y")
+    plan = planned(*names)
+    outputs.leave_ordered(model, plan, job())
+    readers = plan.tensors["h"].readers if "h" in plan.tensors else None
+    assert set(names) - set(plan.tensors) | ({"h for z"} if readers == {"n2"} else set()) == left
+    plan = planned(*names)
+    outputs.leave_ordered(model, plan, job("npu"))
+    assert set(plan.tensors) == set(names) and plan.tensors["h"].readers is None
+
+
 def test_an_output_on_the_way_to_another_keeps_its_codes() -> None:
     model = graph(
         "float[4,4] x", "float y, float h", "h = Gemm(x, w) y = Reshape(h, s)", w=ones(4, 4), s=np.array([2, 8])

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from quark.cli.extensions import command_line
-from quark.config.plan import Plan
+from quark.config.plan import Plan, TensorPlan
 from quark.config.presets import get_preset
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, QuarkError, check_name
@@ -37,6 +37,7 @@ from quark.onnx.graph.model import load
 from quark.onnx.pipeline import is_float16, on_cpu
 from quark.onnx.qdq.slower import REASON, TUNED, all_in_float
 from quark.onnx.quantization.config.config import QuantizationConfig
+from quark.onnx.quantized_plan import rows_of
 from quark.onnx.recipes import QUICKER, Choice, Situation, with_algorithms
 from quark.onnx.result import Result
 from quark.report.tables import brief
@@ -180,7 +181,7 @@ def judge_all(subject: Subject, plan: Plan | None, found: Comparison | None) -> 
     if found is not None:
         lines.append(accuracy_line(worst(found.outputs, found.answers), subject.where))
     if found is not None and found.seconds:
-        lines.append(speed_line(found.seconds[FLOAT], found.seconds[QUANTIZED], elsewhere(subject.choice)))
+        lines.append(speed_line(found.seconds[FLOAT], found.seconds[QUANTIZED], elsewhere(subject)))
     lines.append(size_line(file_bytes(subject.model), file_bytes(subject.output)))
     return [*lines, *_coverage(subject, plan)]
 
@@ -204,10 +205,20 @@ def _coverage(subject: Subject, plan: Plan | None) -> list[Line]:
     return [coverage_line(shares.integer if "activation" in wanted else None, shares.stored, left[:2])]
 
 
-def elsewhere(choice: Choice | None) -> str:
-    """The device that a preset is made for, where that is not this CPU."""
-    hardware = () if choice is None else get_preset(choice.preset).hardware
+def elsewhere(subject: Subject) -> str:
+    """The device that a preset is made for, where that is not this CPU; of a file alone, what its scales tell."""
+    if subject.choice is None:
+        return "NPUs, as its scales are powers of two" if _by_powers_of_two(subject.output) else ""
+    hardware = get_preset(subject.choice.preset).hardware
     return "" if "cpu" in hardware or not hardware else " and ".join(kind.upper() + "s" for kind in hardware)
+
+
+def _by_powers_of_two(path: Path) -> bool:
+    """Whether all scales of activations are powers of two, and there are several."""
+    rows = [row.given for _, row in rows_of(load(path), constants=False) if isinstance(row, TensorPlan)]
+    scales = [np.asarray(given[0], np.float64).ravel() for given in rows if given is not None]
+    together = np.concatenate(scales) if scales else np.zeros(0)
+    return len(scales) > 1 and bool((np.frexp(together)[0] == 0.5).all())
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def speed_line(before: float, after: float, elsewhere: str = "") -> Line:
     """Seconds per inference of the float and of the quantized model; ``elsewhere``: the device that it is made for."""
     ratio = before / after
     word = "same" if abs(math.log(ratio)) <= math.log1p(SAME) else "faster" if ratio > 1 else "slower"
-    made = f"; the preset is made for {elsewhere}, whose speed is not measured here" if elsewhere else ""
+    made = f"; made for {elsewhere}, whose speed is not measured here" if elsewhere else ""
     reason = f"{ratio:.2f} times as fast as float here ({milliseconds(before)} → {milliseconds(after)}){made}"
     return Line("speed", word, reason, word == "slower" and not elsewhere, f"{ratio:.2f}×")
 

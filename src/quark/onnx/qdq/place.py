@@ -142,6 +142,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     _leave_outputs(placement)
     _feed_float(placement)
     outputs.leave_float(model, placement.plan, job)
+    outputs.leave_ordered(model, placement.plan, job)
     fuse.drop_fused(model, placement.plan, job)
     if _suits_cpu(job, job.options.BiasBehindMatMul):
         biases.join_added(model, placement.plan, job)
