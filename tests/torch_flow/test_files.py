@@ -476,9 +476,15 @@ def test_a_head_that_is_tied_to_a_quantized_embedding_stays_with_its_values(tmp_
 @pytest.mark.parametrize(
     ("positions", "length", "fits"), [(-1, 600, True), (0, 600, True), (32, 32, True), (32, 33, False)]
 )
-def test_windows_are_as_long_as_the_positions_that_a_model_has_learned(positions: int, length: int, fits: bool) -> None:
+def test_windows_are_as_long_as_the_positions_that_a_model_has_learned(
+    positions: int, length: int, fits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """XLNet says -1: it has none that end."""
     model = torch.nn.Module()
     model.config = SimpleNamespace(max_position_embeddings=positions)  # type: ignore[assignment]
     with nullcontext() if fits else pytest.raises(DataError, match=f"{length} tokens.*--seq-len {positions}"):
         check_ids(model, [torch.zeros(length, dtype=torch.int64)])
+    assert not caplog.records
+    model.config.rope_parameters = {"rope_type": "default"}  # type: ignore[union-attr]
+    check_ids(model, [torch.zeros(length, dtype=torch.int64)])  # rotations go on behind the last position
+    assert [f"--seq-len {positions}" in one.getMessage() for one in caplog.records] == [True] * (not fits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,7 @@ def facts(request: Predicted, found: TorchForecast, readers: Iterable[tuple[str,
         "bytes": {"float": found.float_bytes, "predicted": found.needs.written, "largest_tensor": found.largest},
         "peak_bytes": found.needs.memory,
         "temporary_bytes": found.needs.temporary,
-        "seconds": found.seconds,
+        "seconds": seconds_of(found),
         "needs_samples": found.samples,
         "windows": windows_of(request) if found.samples else None,
         "readers": dict(readers),
@@ -122,6 +123,11 @@ def float_table(plan: Plan) -> Table:
     return Table("Stays float", ("layer", "because", "count"), tuple((*key, str(n)) for key, n in counted.items()))
 
 
+def seconds_of(found: TorchForecast) -> float:
+    """The time of the job with that of its process, which imports and decides as this one has done by now."""
+    return found.seconds + time.process_time()
+
+
 def windows_of(request: Predicted) -> dict[str, int]:
     """The samples for which memory, disk and time are told."""
     return {"samples": request.samples, "seq_len": request.seq_len, "batch_size": request.batch_size}
@@ -129,14 +135,14 @@ def windows_of(request: Predicted) -> dict[str, int]:
 
 def cost_table(request: Predicted, found: TorchForecast) -> Table:
     """Sizes of the files, and what ``quantize-files`` takes."""
-    needs = found.needs
+    needs, seconds = found.needs, seconds_of(found)
     rows = (
         ("tensors now", file_size(found.float_bytes)),
         ("tensors then (format quark)", file_size(needs.written)),
         ("against now", f"{found.float_bytes / max(needs.written, 1):.1f}×"),
         ("memory of quantize-files", file_size(needs.memory)),
         ("disk beside the result meanwhile", file_size(needs.temporary)),
-        ("time of quantize-files here", f"{found.seconds:.0f} s" if found.seconds >= 10 else f"{found.seconds:.1f} s"),
+        ("time of quantize-files here", f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"),
     )
     windows = f"{request.samples} windows of {request.seq_len} tokens, {request.batch_size} at once"
     data = (("with samples (--samples, --seq-len, --batch-size)", windows),) if found.samples else ()

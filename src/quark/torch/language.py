@@ -7,6 +7,7 @@ Windows do not overlap but for one token, so that every token is predicted once;
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ from quark.torch.devices import usable
 from quark.torch.export.model_files import name_inside
 from quark.torch.template_reading import vocabularies
 
+log = logging.getLogger(__name__)
 Ids = torch.Tensor
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
@@ -337,7 +339,7 @@ def batches(samples: list[dict[str, Ids]], size: int) -> list[dict[str, Ids]]:
 
 
 def check_ids(model: nn.Module, parts: list[Ids]) -> None:
-    """Token ids are words of the model, and windows no longer than the positions that it has learned.
+    """Token ids are words of the model, and windows no longer than its positions; a warning where it rotates them.
 
     Raises:
         DataError: one is not.
@@ -348,11 +350,12 @@ def check_ids(model: nn.Module, parts: list[Ids]) -> None:
     if words is not None and highest >= words:
         raise DataError(f"the data hold the token id {highest}, and the model has {words}: other tokenizer?")
     positions, longest = getattr(config, "max_position_embeddings", None), max(map(len, parts), default=0)
-    rotates = getattr(config, "rope_parameters", None) is not None
-    if isinstance(positions, int) and 0 < positions < longest and not rotates:  # XLNet says -1: any number
-        raise DataError(
-            f"a window has {longest} tokens, and the model {positions} positions; use --seq-len {positions}"
-        )
+    if not isinstance(positions, int) or not 0 < positions < longest:  # XLNet says -1: any number
+        return
+    told = f"a window has {longest} tokens, and the model {positions} positions; use --seq-len {positions}"
+    if getattr(config, "rope_parameters", None) is None:
+        raise DataError(told)
+    log.warning("%s: what it says beyond those that it was made for tells little about it", told)  # it runs
 
 
 @torch.no_grad()

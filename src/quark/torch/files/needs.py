@@ -23,7 +23,9 @@ from quark.torch.files.decision import CheckpointDecision, decide
 from quark.torch.files.quantize import jobs_of
 from quark.torch.files.skeleton import Skeleton, StoredSource
 
-PROCESS = 430_000_000  # bytes of a process that has loaded everything
+PROCESS = 490_000_000  # bytes of a process that has loaded everything
+RUNNING = 130_000_000  # bytes more of one that runs a model
+HEAP = 32 << 20  # bytes below which a freed tensor stays with the C library until its block goes (glibc's threshold)
 ROUNDED = 7  # bytes per weight while it is rounded and packed, piece by piece
 TUNED = 28  # bytes per weight of the largest layer that an algorithm works on
 SQUARES = 16  # bytes per element of the matrix of its inputs' squares: the sum, and what is made of it
@@ -99,7 +101,7 @@ def needs_of(
     single = max((prod(stored.shape) for stored in weights.values()), default=0)
     count = sum(prod(stored.shape) for stored in weights.values())
     copied = max((bytes_of(stored) for name, stored in skeleton.tensors.items() if name not in weights), default=0)
-    plain = PROCESS + workers * max(ROUNDED * single, 2 * copied)
+    plain = PROCESS + workers * max(ROUNDED * single, copied)
     if not samples:
         return Needs(count, read, written, 0, 1, plain, 0)
     tuned = tuned_of(skeleton, weights)
@@ -136,11 +138,12 @@ def with_samples(skeleton: Skeleton, tuned: Mapping[str, StoredSource], tokens: 
     sizes = [sum(bytes_of(one) for name, one in tuned.items() if name.startswith(block)) for block in inside]
     shapes = [row.shape for row in tuned.values()]
     if not shapes:
-        return PROCESS + outside
-    layer = max(TUNED * out * width + SQUARES * width * width for out, width in shapes)
+        return PROCESS + RUNNING + outside
+    layers = [(4 * out * width, TUNED * out * width + SQUARES * width * width) for out, width in shapes]
+    worked = max(work for _, work in layers) + max((work for size, work in layers if size < HEAP), default=0)
     hidden = min(width for _, width in shapes)
     running = 4 * at_once * max(out + width for out, width in shapes)
-    return PROCESS + outside + 2 * max(sizes) + STATE * tokens * hidden + 3 * running + layer
+    return PROCESS + RUNNING + outside + 2 * max(sizes) + STATE * tokens * hidden + 3 * running + worked
 
 
 def products(rows: Iterable[StoredSource], tokens: int) -> int:
