@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.consumers import tiny
 
 from quark.errors import ConfigError, DataError, ModelError
-from quark.torch import ModelQuantizer
+from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_compressed_tensors, export_safetensors, import_model_from_safetensors
+from quark.torch.files.foreign import quantized_model
 from quark.torch.kv_cache import ARGUMENTS, argument_of, exported_scales, role_of
 from quark.torch.quantization.config.config import (
     FP8E4M3PerChannelSpec,
@@ -397,3 +400,14 @@ def test_a_cache_is_quantized_under_its_new_name_too(
     given = transformers.DynamicCache()
     found = quantize(model, ids, cache(TOKEN), kv_cache_post_rope=True)(ids, past_key_values=given).logits
     assert torch.equal(found, wanted) and given.get_seq_length() == 16  # the caller's own, whatever it calls it
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5gemma2"])
+def test_caches_that_no_sample_reached_are_float_in_the_file_too(kind: str, tmp_path: Path) -> None:
+    """Attention across an encoder that is not there, a vision tower: folders said that their caches have scales."""
+    model = tiny.tiny_model(kind, dict(tiny.model_types())[kind])
+    config = LLMTemplate.for_model(model).get_config("int4_wo_32", kv_cache_scheme="fp8")
+    inputs = tiny.inputs_of(model)
+    quantized = ModelQuantizer(config).quantize_model(model, [inputs])
+    export_safetensors(quantized, tmp_path / "q")
+    assert torch.equal(tiny.answer(quantized_model(tmp_path / "q"), inputs), tiny.answer(quantized, inputs))

@@ -329,6 +329,26 @@ def without_lost(config: QConfig, lost: Collection[str], scaled: Collection[str]
     return replace(config, kv_cache_quant_config=kept, kv_cache_group=group) if left else config
 
 
+def without_unreached_outputs(config: QConfig, model: nn.Module) -> QConfig:
+    """``config`` with the names of the layers whose keys and values a sample reached, before the rotary embedding, in
+    the place of a glob that fits others too (attention across an encoder that a decoder alone does not have)."""
+    reached: dict[bool, list[str]] = {True: [], False: []}
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantLayer) and layer.output_quantizer is not None and is_cached(name, config):
+            lost = any(part.stage.calibrated and part.scale is None for part in parts(layer.output_quantizer))
+            reached[not lost].append(name)
+    if config.kv_cache_post_rope or not reached[False]:
+        return config
+
+    def spelled(glob: str) -> list[str]:
+        own = [name for name in reached[True] if matches((name,), glob)]
+        return own if any(matches((name,), glob) for name in reached[False]) else [glob]
+
+    layers = {name: layer for glob, layer in config.kv_cache_quant_config.items() for name in spelled(glob)}
+    group = [name for glob in config.kv_cache_group for name in spelled(glob)]
+    return replace(config, kv_cache_quant_config=layers, kv_cache_group=group)
+
+
 def lost_projections(model: nn.Module) -> set[str]:
     """Names of projections whose keys and values no sample reached."""
     return {

@@ -31,7 +31,7 @@ from quark.torch.export.stored import StoredTensor
 from quark.torch.export.verify import verify as check_written
 from quark.torch.export.vllm_reads import cache_scales_for, warn_of_rounding
 from quark.torch.fake_quantize import parts
-from quark.torch.kv_cache import lost_projections, scaled_parts, without_lost
+from quark.torch.kv_cache import lost_projections, scaled_parts, without_lost, without_unreached_outputs
 from quark.torch.layers import name_in
 from quark.torch.matching import candidate, choose
 from quark.torch.quantized_layer import QuantLayer, is_diffusers, quantized_layers
@@ -130,7 +130,7 @@ def config_of(model: nn.Module) -> QConfig:
     if not isinstance(config, QConfig):
         raise ModelError(f"{type(model).__name__} is not quantized; ModelQuantizer(config).quantize_model comes first")
     scaled = {projection for _, projection, _ in scaled_parts(model, config)}
-    config = without_lost(config, lost_projections(model), scaled)
+    config = without_unreached_outputs(without_lost(config, lost_projections(model), scaled), model)
     overrides = {
         name: left for name, layer in quantized_layers(model) if (left := without_unreached(name, layer, config))
     }
