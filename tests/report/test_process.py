@@ -54,3 +54,12 @@ def test_a_session_has_the_threads_that_the_user_says(monkeypatch: pytest.Monkey
     assert session_options(Runtime(spin=True)).intra_op_num_threads == 1
     assert session_options(Runtime(threads=3)).intra_op_num_threads == 3
     assert session_options(Runtime(spin=True)).get_session_config_entry(spinning) == "0"
+
+
+@pytest.mark.parametrize("file", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_the_memory_of_a_container(file: str, tmp_path: Path) -> None:
+    whole = process.memory(tmp_path)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    for text, expected in (("max", whole), ("1000000", 1_000_000), (str(1 << 62), whole or 1 << 62)):
+        (tmp_path / file).write_text(text + "\n")
+        assert process.memory(tmp_path) == expected

@@ -8,7 +8,7 @@ import math
 import pytest
 from rich.console import Console
 
-from quark.report import Table, decibels, file_size, milliseconds, print_table
+from quark.report import Table, decibels, duration, file_size, milliseconds, print_table
 from quark.report.tables import is_numeric, plain
 
 
@@ -18,6 +18,22 @@ from quark.report.tables import is_numeric, plain
 )
 def test_file_size(count: int, words: str) -> None:
     assert file_size(count) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (119.4, "119 s"),
+        (121, "2 min"),
+        (7000, "117 min"),
+        (7300, "2 h"),
+        (8_486_927, "98 days"),
+    ],
+)
+def test_duration(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
 
 
 def test_units() -> None:

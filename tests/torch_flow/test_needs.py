@@ -52,7 +52,9 @@ def test_samples_cost_memory_and_work(source: Path) -> None:
     assert needs(source, config, 8, 16).seconds(1e9, 1e6, 1e8) > needs(source, config).seconds(1e9, 1e6, 1e8) > 0
 
 
-def test_the_plan_is_of_the_samples_that_are_given(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_is_of_the_samples_that_are_given(
+    source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Memory, disk and time depend on the windows: they can be chosen as for ``quantize-files``, and are told."""
     words = ["torch", "plan", str(source), "--scheme", "int4_wo_32", "-a", "gptq"]
     config: Any = replace(LLMTemplate.get("llama").get_config("int4_wo_32"), algo_config=[GPTQConfig()])
@@ -61,5 +63,10 @@ def test_the_plan_is_of_the_samples_that_are_given(source: Path, capsys: pytest.
         found, asked = json.loads(capsys.readouterr().out), needs(source, config, *of)
         assert (found["peak_bytes"], found["temporary_bytes"]) == (asked.memory, asked.temporary)
         assert tuple(found["windows"].values()) == of
-    assert main([*words, *given]) == 0 and "6 windows of 32 tokens, 3 at once" in capsys.readouterr().out
+    assert main([*words, *given]) == 0
+    said = capsys.readouterr()
+    assert "6 windows of 32 tokens, 3 at once" in said.out and "of memory, and here" not in said.err
+    monkeypatch.setattr("quark.cli.torch_plan.memory", lambda: 1_000_000)
+    assert main(words) == 0
+    assert "of memory, and here are 1.0 MB; fewer or shorter windows" in capsys.readouterr().err
     assert main(words[:-2]) == 0 and "windows" not in capsys.readouterr().out  # none are needed

@@ -12,7 +12,8 @@ from quark.cli.torch_quantize import checked_format, chosen_values
 from quark.cli.torch_refusals import check_folder, check_names, check_reader, typed_schemes
 from quark.cli.torch_request import Explained, Predicted
 from quark.errors import printable
-from quark.report import Table, file_size
+from quark.report import Table, duration, file_size
+from quark.report.process import memory
 from quark.report.summary import decision_table, rule_table
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def run(request: Predicted) -> None:
     needs = " It needs samples: give a text with --data." if found.samples else ""
     files = ", as does `quantize-files`" if found.by_files else " (file by file it cannot be done)"
     say(f"No weight was read.{needs} `quark torch quantize` with the same options does it{files}.")
+    if found.by_files and (here := memory()) is not None and found.needs.memory > here:
+        fewer = "; fewer or shorter windows (--samples, --seq-len, --batch-size) take less" if found.samples else ""
+        say(f"`quantize-files` takes {file_size(found.needs.memory)} of memory, and here are {file_size(here)}{fewer}.")
 
 
 def run_explain(request: Explained, name: str, json: bool) -> None:
@@ -135,14 +139,14 @@ def windows_of(request: Predicted) -> dict[str, int]:
 
 def cost_table(request: Predicted, found: TorchForecast) -> Table:
     """Sizes of the files, and what ``quantize-files`` takes."""
-    needs, seconds = found.needs, seconds_of(found)
+    needs = found.needs
     rows = (
         ("tensors now", file_size(found.float_bytes)),
         ("tensors then (format quark)", file_size(needs.written)),
         ("against now", f"{found.float_bytes / max(needs.written, 1):.1f}×"),
         ("memory of quantize-files", file_size(needs.memory)),
         ("disk beside the result meanwhile", file_size(needs.temporary)),
-        ("time of quantize-files here", f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"),
+        ("time of quantize-files here", duration(seconds_of(found))),
     )
     windows = f"{request.samples} windows of {request.seq_len} tokens, {request.batch_size} at once"
     data = (("with samples (--samples, --seq-len, --batch-size)", windows),) if found.samples else ()

@@ -11,7 +11,7 @@ import random
 _state = random.getstate()  # rich draws a number when it is first imported, and the caller's seed stays the caller's
 
 from quark.report.page import Measure, ModelView, Report  # noqa: E402
-from quark.report.tables import decibels, file_size, milliseconds, print_table, to_rich  # noqa: E402
+from quark.report.tables import decibels, duration, file_size, milliseconds, print_table, to_rich  # noqa: E402
 from quark.report.values import ChartPoint, LayerView, Scatter, Table, TensorView  # noqa: E402
 
 random.setstate(_state)
@@ -26,6 +26,7 @@ __all__ = [
     "Table",
     "TensorView",
     "decibels",
+    "duration",
     "file_size",
     "milliseconds",
     "print_table",

@@ -39,6 +39,15 @@ def present() -> int:
     return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if len(words) > 1 else 0
 
 
+def memory(root: Path = CGROUP) -> int | None:
+    """Bytes that this process may have: the machine's, or less where its control group says so; None: nobody tells."""
+    names = getattr(os, "sysconf_names", {})  # Windows has none
+    known = {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= names.keys()
+    machine = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if known else []
+    words = (read(root / "memory.max") or read(root / "memory" / "memory.limit_in_bytes")).split()
+    return min([*machine, *(int(word) for word in words[:1] if word.isdecimal())], default=None)
+
+
 def lent(root: Path = CGROUP) -> int:
     """Processors that this process may keep busy, at least one.
 

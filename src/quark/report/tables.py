@@ -42,6 +42,15 @@ def file_size(count: int | float) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
+def duration(seconds: float) -> str:
+    """A time to wait for: ``3.2 s``, ``95 s``, ``40 min``, ``17 h``, ``3 days``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    units = ((1, 120, "s"), (60, 120, "min"), (3600, 48, "h"))
+    found = next(((size, unit) for size, most, unit in units if seconds < size * most), (86400, "days"))
+    return f"{seconds / found[0]:.0f} {found[1]}"
+
+
 def plain(value: float) -> float | str:
     """A float as JSON can hold it: what is not finite becomes ``"inf"``, ``"-inf"`` or ``"nan"``."""
     return value if math.isfinite(value) else str(value)
