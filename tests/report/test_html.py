@@ -9,6 +9,8 @@ import shutil
 import struct
 import subprocess
 import zlib
+from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +34,20 @@ def tensor(name: str, channels: int = 0, low: float = -2.0) -> TensorView:
     return TensorView(name, "int8", low, 2.0, counts, edges, 0.045, ranges)
 
 
-def view(name: str, count: int = 2, low: float = -2.0) -> ModelView:
-    """A model of ``count`` layers in modules, the last of them with a hostile name."""
-    names = [f"/stage{k % 7}/block{k % 3}/conv{k}" for k in range(count - 1)] + [HOSTILE]
+def in_modules(k: int) -> str:
+    return f"/stage{k % 7}/block{k % 3}/conv{k}"
+
+
+def flat(k: int) -> str:
+    return f"Conv_{3 * k}"
+
+
+Named = Callable[[int], str]
+
+
+def view(name: str, count: int = 2, low: float = -2.0, named: Named = in_modules) -> ModelView:
+    """A model of ``count`` layers, the last of them with a hostile name."""
+    names = [named(k) for k in range(count - 1)] + [HOSTILE]
     layers = [
         LayerView(one, "Conv" if k % 2 == 0 else "Relu", f"t{k}", 20 + k % 30 + 0.25, 0.999, 40 + k % 9, 50 - k % 11)
         for k, one in enumerate(names)
@@ -46,7 +59,7 @@ def view(name: str, count: int = 2, low: float = -2.0) -> ModelView:
     return ModelView(name, VERDICT, tuple(layers), tuple(tensors), weights, reasons)
 
 
-def example(count: int = 2, models: int = 2) -> Report:
+def example(count: int = 2, models: int = 2, named: Named = in_modules) -> Report:
     picture = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
     classes = (
         SampleAnswer(classes=((3, 0.75), (1, 0.25))),
@@ -59,7 +72,7 @@ def example(count: int = 2, models: int = 2) -> Report:
         Example(HOSTILE, "boxes", 1, boxes),
         Example("image", "picture", 2, shown),
     )
-    views = tuple(view(f"{k}.onnx", count, -2.0 + 0.5 * k) for k in range(models))
+    views = tuple(view(f"{k}.onnx", count, -2.0 + 0.5 * k, named) for k in range(models))
     links = {"t0": Links(("x",), ("t1",)), "t1": Links(("t0",), ())}
     tables = (Table("Cost", ("x",), (("<i>",),)),)
     points = (ChartPoint(HOSTILE, 1.0, 2.0, True), ChartPoint("nan", math.nan, 1.0))
@@ -151,12 +164,49 @@ def test_a_png_holds_the_picture_and_large_ones_are_thinned() -> None:
     assert max(struct.unpack(">2I", large[16:24])) <= LARGEST
 
 
+def entries(node: dict) -> list[int]:
+    """How many stand side by side, in every fold."""
+    return [len(node["rows"]) + len(node["children"]), *(n for child in node["children"] for n in entries(child))]
+
+
+def rows(node: dict) -> list[int]:
+    return sorted([*node["rows"], *(index for child in node["children"] for index in rows(child))])
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        flat,
+        in_modules,
+        lambda k: f"/backbone/Conv_{k}",  # one module for all
+        lambda k: f"conv{k}/Conv",  # a module for each
+        lambda k: f"/head{k % 4}/Conv_{k}" if k % 3 == 0 else f"Conv_{k}",
+    ],
+)
+@pytest.mark.parametrize("count", [20, 41, 400, 2000])
+def test_no_fold_is_long_whatever_the_names(count: int, named: Named) -> None:
+    if not (node := shutil.which("node")):
+        pytest.skip("no node")
+    names = [named(k) for k in range(count)]
+    program = (resources.files("quark.report") / "assets" / "tree.js").read_text(encoding="utf-8")
+    program += f"process.stdout.write(JSON.stringify(tree({json.dumps(names)})));"
+    found = json.loads(subprocess.run([node, "-"], input=program, capture_output=True, text=True, check=True).stdout)
+    assert rows(found) == list(range(count)) and max(entries(found)) <= max(40, math.isqrt(count - 1) + 1)
+    if named is flat and count > 40:
+        runs = [rows(run) for run in found["children"]]
+        assert [index for run in runs for index in run] == list(range(count)) and min(map(len, runs)) >= 5
+        ends = [f"{names[run[0]]} … {names[run[-1]]}" for run in runs]
+        assert [run["name"] for run in found["children"]] == ends
+
+
 #: Runs in the page before and after its own program: the faults it had, and what a click and a word in the search do.
 BEFORE = "<script>window.faults = []; window.onerror = (m) => { faults.push(m); };</script>"
 AFTER = """<script>
 const all = words => document.querySelectorAll(words), one = words => document.querySelector(words);
 const type = (control, words) => { control.value = words; control.dispatchEvent(new Event("input")); };
 const seen = {causes: all("#causes button.row").length, folded: all("#list .module").length};
+seen.shown = all("#list button.row").length;
+seen.height = one("#list").offsetHeight;
 one("#causes button.row").click();
 seen.plots = all("#causes .detail svg").length;
 seen.reason = one("#causes .detail").textContent.includes("because of rule");
@@ -180,13 +230,14 @@ document.title = "seen " + JSON.stringify(seen);
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("named", [in_modules, flat])
 @pytest.mark.parametrize(("count", "width"), [(20, 1280), (400, 390), (2000, 1280)])
-def test_a_browser_runs_the_page(count: int, width: int, tmp_path: Path) -> None:
+def test_a_browser_runs_the_page(count: int, width: int, named: Named, tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if not browser:
         pytest.skip("no chromium")
     page = tmp_path / "report.html"
-    whole = render(example(count)).replace("\\ud800", "")  # --dump-dom cannot write half a surrogate pair
+    whole = render(example(count, named=named)).replace("\\ud800", "")  # --dump-dom cannot write half a surrogate pair
     text = whole.replace("<head>", f"<head>{BEFORE}").replace("</body>", f"{AFTER.replace('WIDTH', str(width))}</body>")
     page.write_text(text, encoding="utf-8")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
@@ -204,3 +255,4 @@ def test_a_browser_runs_the_page(count: int, width: int, tmp_path: Path) -> None
     assert seen["found"] == 1 and "alert(1)" in seen["hostile"] and seen["images"] == 0
     assert seen["rows"] == count and seen["first"].startswith("40.0 dB") and seen["examples"] == 10
     assert (seen["folded"] > 0) == (count > 40) and seen["wide"] <= 0
+    assert seen["shown"] <= 45 and seen["height"] < 4000 and (seen["unfolded"] > seen["shown"]) == (count > 40)

@@ -53,7 +53,7 @@ def render(report: Report) -> str:
         "VERDICTS": _verdict("", report.verdict) + "".join(_verdict(name, one.verdict) for name, one in named),
         "TABLES": "".join(_table(table) for table in report.tables if table.rows or table.note),
         "DATA": _embed(data_of(report)),
-        "SCRIPT": "\n".join(_asset(name) for name in ("plots.js", "report.js")),
+        "SCRIPT": "\n".join(_asset(name) for name in ("plots.js", "tree.js", "report.js")),
     }
     before, *pieces = _asset("report.html").split("{{")
     return before + "".join(parts[name] + rest for name, rest in (piece.split("}}", 1) for piece in pieces))

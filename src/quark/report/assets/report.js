@@ -5,7 +5,7 @@ const place = id => document.getElementById(id);
 const layers = data.layers;
 const byTensor = new Map(layers.map((layer, index) => [layer.t, index]));
 const inDecibels = data.measure.unit === "dB";
-const TOP = 20, FOLDED = 40, RANGE = 60;
+const TOP = 20, RANGE = 60;
 
 /* What a figure costs: larger is worse. Decibels become shares of the signal, whose errors add up. */
 const cost = value => {
@@ -151,26 +151,6 @@ function tensorCards(name) {
   return cards;
 }
 
-/* Modules: parts of names between / and . as a tree; chains of single children are one. */
-function tree(indices) {
-  const root = { name: "", children: new Map(), rows: [] };
-  for (const index of indices) {
-    const parts = layers[index].n.split(/[/.]+/).filter(Boolean);
-    let node = root;
-    for (const part of parts.slice(0, -1)) {
-      if (!node.children.has(part)) node.children.set(part, { name: part, children: new Map(), rows: [] });
-      node = node.children.get(part);
-    }
-    node.rows.push(index);
-  }
-  const squeeze = node => {
-    const children = [...node.children.values()].map(squeeze);
-    if (children.length === 1 && !node.rows.length && node !== root) return { ...children[0], name: node.name + "/" + children[0].name };
-    return { name: node.name, children, rows: node.rows };
-  };
-  return squeeze(root);
-}
-
 const everyRow = node => [...node.rows, ...node.children.flatMap(everyRow)];
 
 function moduleRow(node, depth, order) {
@@ -219,8 +199,8 @@ function drawLayers() {
   const order = make("select", { "aria-label": "Order", id: "order" }, ...orders.map(([key, words]) => make("option", { value: key }, words)));
   const fold = make("input", { type: "checkbox", id: "fold" });
   const count = make("output", {}), list = make("div", { id: "list" });
-  const whole = tree(layers.map((_, k) => k));
-  fold.checked = layers.length > FOLDED && whole.children.length > 0;
+  const whole = tree(layers.map(layer => layer.n));
+  fold.checked = layers.length > FOLDED;
   refresh = () => {
     const wanted = search.value.toLowerCase();
     const fits = index => (!op.value || layers[index].o === op.value) && (!wanted || [layers[index].n, layers[index].t, layers[index].o].join(" ").toLowerCase().includes(wanted));
@@ -233,7 +213,7 @@ function drawLayers() {
   const starred = layers.some(layer => layer.m.some(m => m && m[RESCALED])) ? " * the quantized model holds this tensor times a scale per channel; it was undone first." : "";
   const how = accumulated ? "Accumulated: how far a layer's output is from the float model's, with the errors of all layers before it." + starred + " Longer bars are worse. Click a layer for its values, weights and neighbours." : "Longer bars are worse.";
   place("layers").append(make("h2", {}, "All layers"), make("p", { class: "note" }, how),
-    make("div", { class: "controls" }, search, op, order, make("label", {}, fold, "fold by module"), count), ...[legend()].filter(Boolean), list);
+    make("div", { class: "controls" }, search, op, order, make("label", {}, fold, "fold"), count), ...[legend()].filter(Boolean), list);
   refresh();
 }
 
