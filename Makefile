@@ -56,7 +56,7 @@ mutants: $(VENV)/.dev
 	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT)
 
 consumers: $(VENV)/.dev
-	$(BIN)/python tests/consumers/run.py
+	$(BIN)/python tests/consumers/run.py $(CONSUMERS)
 
 scoreboard: $(VENV)/.dev
 	$(BIN)/python tests/judges/run.py $(JUDGES)

@@ -28,11 +28,27 @@ def test_a_generated_page_is_fresh(name: str) -> None:
     assert written == generator().PAGES[name](), f"docs/{name} is stale: run python docs/generate.py"
 
 
-def test_the_scoreboard_shows_what_was_counted() -> None:
-    spec = importlib.util.spec_from_file_location("judges_run", DOCS.parent / "tests" / "judges" / "run.py")
+def script(folder: str) -> ModuleType:
+    """``tests/FOLDER/run.py``."""
+    spec = importlib.util.spec_from_file_location(f"{folder}_run", DOCS.parent / "tests" / folder / "run.py")
     assert spec is not None and spec.loader is not None
     run = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(run)
+    return run
+
+
+def test_no_cell_of_the_consumers_is_wrong_or_worse() -> None:
+    run = script("consumers")
+    results = json.loads(run.RESULTS.read_text(encoding="utf-8"))
+    assert len(results) > 2000 and not [key for key, value in results.items() if run.is_worse(value, value)]
+    kinds = ("right", "import", "refused", "differs", "silent", "crash")
+    worse = {(old, new) for old in kinds for new in kinds if run.is_worse({"cell": new}, {"cell": old})}
+    assert worse == {(old, new) for old in kinds for new in kinds[3:]} | {("right", "import"), ("right", "refused")}
+    assert not run.is_worse({"cell": "refused"}, None) and run.is_worse({"cell": "silent"}, None)
+
+
+def test_the_scoreboard_shows_what_was_counted() -> None:
+    run = script("judges")
     results = json.loads(run.RESULTS.read_text(encoding="utf-8"))
     assert run.PAGE.read_text(encoding="utf-8") == run.page(results), "stale: run python tests/judges/run.py --page"
     failed = run.sorted_out(run.JUDGES["microxcaling"], ["failed", "Torch not compiled with CUDA enabled"])

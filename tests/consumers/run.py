@@ -3,7 +3,8 @@
     python tests/consumers/run.py [--types llama,mixtral] [--schemes int4_wo_32,fp8] [--formats quark] [--again]
 
 Results are kept in ``tests/consumers/results.json``; what is right or only imported there is run again with ``--again``
-only. The page ``docs/compatibility.md`` is written from them.
+only. The page ``docs/compatibility.md`` is written from them. It ends with 1 where a cell is neither right nor refused,
+or was right before and is not now.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ RESULTS, PAGE = HERE / "results.json", HERE.parents[1] / "docs" / "compatibility
 SCHEMES, FORMATS = "int4_wo_32,fp8,mxfp4,int8_wo_per_channel", "quark,compressed-tensors"
 LIBRARIES = ("transformers", "torch", "compressed-tensors")
 DONE = ("right", "import")
+SOUND = (*DONE, "refused")
 LONG = 160
 
 
-def main() -> None:
+def main() -> int:
     """Fill the table and write the page."""
     parser = argparse.ArgumentParser()
     for name, default in (("--types", ""), ("--schemes", SCHEMES), ("--formats", FORMATS)):
@@ -45,7 +47,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    wanted = {name for name in chosen.types.split(",") if name}
+    before, wanted = dict(results), {name for name in chosen.types.split(",") if name}
     cells = [(scheme, form) for form in chosen.formats.split(",") for scheme in chosen.schemes.split(",")]
     for name, cls in tiny.model_types():
         keys = [key for key in cells if chosen.again or results.get(key_of(name, *key), {}).get("cell") not in DONE]
@@ -53,6 +55,15 @@ def main() -> None:
             results |= filled(cell, tiny, name, cls, keys)
             RESULTS.write_text(json.dumps(results, indent=0, sort_keys=True) + "\n")
     PAGE.write_text(page(results), encoding="utf-8")
+    worse = [key for key, value in results.items() if is_worse(value, before.get(key))]
+    for key in worse:
+        print(f"{key}: {results[key]['cell']}: {reason(results[key])}", file=sys.stderr)
+    return int(bool(worse))
+
+
+def is_worse(now: dict[str, Any], before: dict[str, Any] | None) -> bool:
+    """Whether a cell is wrong, or no longer right."""
+    return now["cell"] not in SOUND or (before is not None and before["cell"] == "right" != now["cell"])
 
 
 def key_of(name: str, scheme: str, form: str) -> str:
@@ -147,4 +158,4 @@ def table(header: list[str], rows: Iterable[list[str]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
