@@ -7,6 +7,7 @@
 # make fuzz   damage files for an hour (FUZZ_SECONDS=3600) and see that every reader answers in a sentence
 # make mutants SEED=1 COUNT=200   break the package in places drawn by a seed, and see that a test notices
 # make consumers   every architecture of transformers, exported and loaded by the programs that read it (an hour)
+#             CONSUMERS=--again: what was right is run again, too, as every week; ends with 1 where a cell is worse
 # make scoreboard JUDGES=FOLDER   tests of other programs (checkouts in FOLDER) against this one: docs/results/scoreboard.md
 # make gpu    the tests that need a CUDA device, in an environment that has torch for it
 # make benchmarks-quick   measure the headline figures again and print benchmarks/RESULTS.md (ten minutes)
