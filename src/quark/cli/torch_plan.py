@@ -23,19 +23,21 @@ if TYPE_CHECKING:
 
 def run(request: Predicted) -> None:
     """Decide about every tensor, and say what comes out; only ``--plan`` is written."""
+    start = time.process_time()
     values, found = decided(request, request.samples, request.seq_len, request.batch_size)
+    seconds = found.seconds + time.process_time() - start  # the job imports and decides as this command has done
     if request.plan is not None:
         write_text(found.plan.to_json(), request.plan)
     readers = list(readers_of(values))
     if request.json:
-        print_json(facts(request, found, readers))
+        print_json(facts(request, found, seconds, readers))
         return
     show(type_table(found.plan))
     show(rule_table(found.plan))
     if request.tensors:
         show(decision_table(found.plan))
     show(float_table(found.plan))
-    show(cost_table(request, found))
+    show(cost_table(request, found, seconds))
     show(
         Table(
             "Who reads it", ("program", "formats"), tuple((name, ", ".join(kinds) or "none") for name, kinds in readers)
@@ -94,7 +96,9 @@ def readers_of(values: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
         yield program.title, kinds
 
 
-def facts(request: Predicted, found: TorchForecast, readers: Iterable[tuple[str, list[str]]]) -> dict[str, Any]:
+def facts(
+    request: Predicted, found: TorchForecast, seconds: float, readers: Iterable[tuple[str, list[str]]]
+) -> dict[str, Any]:
     """The same as data, for ``--json``."""
     plan = found.plan
     return {
@@ -102,7 +106,7 @@ def facts(request: Predicted, found: TorchForecast, readers: Iterable[tuple[str,
         "bytes": {"float": found.float_bytes, "predicted": found.needs.written, "largest_tensor": found.largest},
         "peak_bytes": found.needs.memory,
         "temporary_bytes": found.needs.temporary,
-        "seconds": seconds_of(found),
+        "seconds": seconds,
         "needs_samples": found.samples,
         "windows": windows_of(request) if found.samples else None,
         "readers": dict(readers),
@@ -127,17 +131,12 @@ def float_table(plan: Plan) -> Table:
     return Table("Stays float", ("layer", "because", "count"), tuple((*key, str(n)) for key, n in counted.items()))
 
 
-def seconds_of(found: TorchForecast) -> float:
-    """The time of the job with that of its process, which imports and decides as this one has done by now."""
-    return found.seconds + time.process_time()
-
-
 def windows_of(request: Predicted) -> dict[str, int]:
     """The samples for which memory, disk and time are told."""
     return {"samples": request.samples, "seq_len": request.seq_len, "batch_size": request.batch_size}
 
 
-def cost_table(request: Predicted, found: TorchForecast) -> Table:
+def cost_table(request: Predicted, found: TorchForecast, seconds: float) -> Table:
     """Sizes of the files, and what ``quantize-files`` takes."""
     needs = found.needs
     rows = (
@@ -146,7 +145,7 @@ def cost_table(request: Predicted, found: TorchForecast) -> Table:
         ("against now", f"{found.float_bytes / max(needs.written, 1):.1f}×"),
         ("memory of quantize-files", file_size(needs.memory)),
         ("disk beside the result meanwhile", file_size(needs.temporary)),
-        ("time of quantize-files here", duration(seconds_of(found))),
+        ("time of quantize-files here", duration(seconds)),
     )
     windows = f"{request.samples} windows of {request.seq_len} tokens, {request.batch_size} at once"
     data = (("with samples (--samples, --seq-len, --batch-size)", windows),) if found.samples else ()

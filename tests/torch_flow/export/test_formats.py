@@ -199,11 +199,12 @@ def test_experts_that_transformers_misreads_are_refused_for_it(
     assert words in capsys.readouterr().err and not (tmp_path / "q").exists()
 
 
+GPTQMODEL = ("awq", "gptq", "gptq_v2")  # what transformers reads with it
 #: (format, program) -> the type in which that reader holds the scales of a bfloat16 model; others keep float.
 CAST_TO = {
-    **dict.fromkeys(itertools.product(["compressed-tensors", "awq", "gptq"], [None, *PROGRAMS]), "bfloat16"),
+    **dict.fromkeys(itertools.product(["compressed-tensors", *GPTQMODEL], [None, *PROGRAMS]), "bfloat16"),
     **dict.fromkeys(itertools.product(["gguf"], [None, *PROGRAMS]), "float16"),
-    **dict.fromkeys(itertools.product(["awq", "gptq"], ["transformers"]), "float16"),  # gptqmodel, in any model
+    **dict.fromkeys(itertools.product(GPTQMODEL, ["transformers"]), "float16"),  # in any model
     ("quark", "vllm"): "bfloat16",
 }
 
@@ -215,4 +216,4 @@ def test_scales_are_in_the_type_in_which_the_reader_computes(format: str, progra
     weight = config_for(config, format, program, torch.bfloat16).global_quant_config.weight
     assert weight.scale_type.name == CAST_TO.get((format, program), "float")
     weight = config_for(config, format, program, torch.float32).global_quant_config.weight
-    assert weight.scale_type.name == ("float16" if format in ("awq", "gptq", "gguf") else "float")  # no reader has more
+    assert weight.scale_type.name == ("float16" if format in (*GPTQMODEL, "gguf") else "float")  # no reader has more
