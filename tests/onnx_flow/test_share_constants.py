@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 from onnx import helper, numpy_helper
 from tests.onnx_flow import models
 
@@ -87,3 +88,30 @@ def test_bodies_read_what_is_outside_and_leave_what_is_large_there() -> None:
     assert places(shared(branches(8, outside=True))[0]) == [2, 0, 0]
     assert places(shared(branches(8, outside=False))[0]) == [1, 1, 1]
     assert places(shared(branches(4096, outside=False))[0]) == [2, 0, 0]
+
+
+@pytest.mark.parametrize("size", [8, 4096])
+@pytest.mark.parametrize("reads", ["own", "outer"])
+def test_a_name_that_a_body_uses_for_another_constant_is_not_read_there(reads: str, size: int) -> None:
+    """``k`` is one array outside and another in both branches, which read the first by another name: their own, or one
+    of the graph around them; ONNX Runtime takes such models."""
+    first, second = np.arange(size, dtype=np.float32), np.ones(size, np.float32)
+    bodies = {}
+    for branch in ("then", "else"):
+        nodes = [
+            helper.make_node("Mul", ["t", "k"], [f"{branch}_u"]),
+            helper.make_node("Add", [f"{branch}_u", "z"], [f"{branch}_y"]),
+        ]
+        inside = [numpy_helper.from_array(second, "k")]
+        inside += [numpy_helper.from_array(first, "z")] if reads == "own" else []
+        end = helper.make_tensor_value_info(f"{branch}_y", onnx.TensorProto.FLOAT, [size])
+        bodies[f"{branch}_branch"] = helper.make_graph(nodes, branch, [], [end], inside)
+    weights = {"k": first, **({"z": first} if reads == "outer" else {})}
+    proto = models.model(
+        f"g (float[{size}] x) => (float[{size}] y) {{ t = Add (x, k) s = ReduceSum <keepdims = 0> (x) "
+        "p = Greater (s, zero) y = Identity (t) }",
+        {**weights, "zero": np.zeros((), np.float32)},
+        17,
+    )
+    proto.graph.node[-1].CopyFrom(helper.make_node("If", ["p"], ["y"], **bodies))
+    shared(proto)

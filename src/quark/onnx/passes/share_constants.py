@@ -76,11 +76,14 @@ def _kind(value: ir.Value) -> object:
 
 
 def _reaches(one: ir.Value, graph: ir.Graph, model: ir.Model, named: Mapping[str, list[ir.Value]]) -> bool:
-    """Whether a graph sees a constant, or would if it were one of the main graph, where it can go."""
-    if one.graph in (graph, model.graph):
-        return True
+    """Whether a graph sees a constant by its name, or would if it were one of the main graph, where it can go.
+
+    A body may use the name of a value around it for another one, which is what its nodes read then.
+    """
+    if any(other is not one and not _is_equal(one, other) for other in named.get(str(one.name), ())):
+        return False
     size = 0 if one.const_value is None else one.const_value.nbytes
-    return size >= LARGE and all(other is one or _is_equal(one, other) for other in named[str(one.name)])
+    return one.graph in (graph, model.graph) or size >= LARGE
 
 
 def _move_out(one: ir.Value, graph: ir.Graph, model: ir.Model) -> None:
