@@ -21,12 +21,12 @@ Change = Callable[[np.ndarray], np.ndarray]
 
 
 def quantized(
-    change: Change, exclude: list[str] | None = None
+    change: Change, exclude: list[str] | None = None, graph: str = GRAPH
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, ModelQuantizer]:
     """A convolution, which is faster in integers, beside a product with one row, which is not; its weight changed."""
     weights = {"k": models.normal(32, 32, 3, 3), "w": change(models.normal(WIDE, WIDE))}
-    proto = models.model(GRAPH, weights, 17)
-    for node, name in zip(proto.graph.node, ("conv", "product"), strict=True):
+    proto = models.model(graph, weights, 17)
+    for node, name in zip(proto.graph.node, ("conv", "product", "other"), strict=False):
         node.name = name
     config = Config(get_default_config("A8W8_CPU"))
     config.global_quant_config.nodes_to_exclude = exclude or []
@@ -69,3 +69,11 @@ def outlier(weight: np.ndarray) -> np.ndarray:
 def test_what_codes_do_not_hold_and_what_is_to_stay_float_stays(change: Change, exclude: list[str]) -> None:
     proto, made, _ = quantized(change, exclude)
     np.testing.assert_array_equal(constants(made)["w"], constants(proto)["w"])
+
+
+@pytest.mark.parametrize("reader", ["o = Add (w, w)", "o = MatMul (r, w)"])
+def test_a_weight_that_something_else_reads_stays(reader: str) -> None:
+    graph = GRAPH.replace("n] s)", "n] s, float[m, n] o)").replace("MatMul (r, w)\n", f"MatMul (r, w)\n    {reader}\n")
+    proto, made, quantizer = quantized(lambda w: w, graph=graph)
+    np.testing.assert_array_equal(constants(made)["w"], constants(proto)["w"])
+    assert "w" not in quantizer.result.plan.tensors
