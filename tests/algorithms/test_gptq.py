@@ -9,6 +9,7 @@ import torch
 from quark.algorithms.columns import Columns, columns_of
 from quark.algorithms.gptq import feedback_of, gptq, loss, round_columns
 from quark.errors import ConfigError, DataError
+from quark.numerics import replay
 from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
@@ -62,6 +63,30 @@ def test_the_recursion_of_the_paper(block_size: int, act_order: bool) -> None:
     assert np.mean(np.abs(found - expected) > 1e-5) < 0.01  # ties of float32 and float64
     losses = [float(loss(values.astype(np.float32) - weight, hessian).sum()) for values in (found, expected)]
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+@pytest.mark.parametrize("name", ["int4", "uint4", "fp8_e4m3"])
+def test_steps_that_are_recorded_have_the_same_bits(name: str, drifts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU takes them, in places that many matrices come through (on a GPU: tests/torch_flow/test_gpu.py)."""
+
+    def found(seed: int) -> torch.Tensor:
+        weight, hessian = problem(seed)
+        weight = weight[: 8 + 4 * (seed % 2)]
+        drift = torch.from_numpy(np.triu(problem(seed + 9)[1], 1) / 10) if drifts else None
+        grid = columns_of(
+            torch.from_numpy(weight), Coding(FORMATS[name], Group(1, 32)), *scales(weight, name, Group(1, 32))
+        )
+        return round_columns(torch.from_numpy(weight), feedback_of(torch.from_numpy(hessian)), grid, 16, drift)
+
+    expected, again = [found(seed) for seed in range(4)], []
+    monkeypatch.setattr(replay, "can_record", lambda x: True)
+    monkeypatch.setattr(replay.Recording, "again", lambda self, steps: again.append(1) or steps(self.places))
+    assert all(torch.equal(found(seed), expected[seed]) for seed in range(4))
+    assert not again
+    with replay.recordings():
+        assert all(torch.equal(found(seed), expected[seed]) for seed in range(4))
+    assert len(again) == 4 * COLUMNS // 16 - 2  # two kinds, each taken once before
 
 
 @pytest.mark.parametrize(

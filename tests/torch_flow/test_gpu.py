@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.torch_flow.test_tuned_files import ALGORITHMS as TUNED
 from torch import nn
 
 from quark.numerics.ggml import Ggml
+from quark.numerics.replay import Recording
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.algorithms import tune
 from quark.torch.algorithms.equalization import run_equalization  # of convolutions; a decoder is refused
@@ -127,6 +129,28 @@ def test_every_algorithm_gains_what_it_gains_on_the_cpu(row: Any, scheme: str) -
     assert devices(model) == {"cuda"}
     there, here = (error(logits(x), exact) for x in (model, quantized("cpu", config)))
     assert there < here * 1.05 + 1e-4
+
+
+@pytest.mark.parametrize("algorithm", ["gptq", "gptaq", "qronos"])
+@pytest.mark.parametrize("scheme", ["int4_wo_128", "uint4_wo_128", "ptpc_fp8", "mxfp4", "nvfp4", "mx6"])
+def test_columns_replayed_have_the_bits_of_columns_one_by_one(
+    algorithm: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LLMTemplate.get("llama").get_config(scheme, algorithm=algorithm)
+    replays, replay = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda self: replays.append(1) or replay(self))
+    held, found = torch.cuda.memory_allocated(), quantized("cuda", config).state_dict()
+    assert replays
+    count = len(replays)
+    with monkeypatch.context() as some:
+        some.setattr(Recording, "again", lambda self, steps: steps(self.places))
+        expected = quantized("cuda", config).state_dict()
+    assert len(replays) == count
+    assert differing(found, expected) == []
+    del found, expected
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() <= held + (1 << 20)
 
 
 @pytest.mark.parametrize("cache", ["fp8", "int8"])

@@ -17,7 +17,7 @@ rounded, but for groups that are refitted when their turn comes (``refit``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from quark.algorithms.columns import Columns, contiguous, take
 from quark.errors import ConfigError, DataError
 from quark.numerics.array import Array, Same, as_parameter, empty, float32, is_torch, namespace, shared
 from quark.numerics.chunks import quiet
+from quark.numerics.replay import replayed
 
 WIDE = 512  # columns, at least, that the feedback of all before them reaches in one matrix product
 STRIP = 8  # columns whose feedback on each other is added one at a time
@@ -105,19 +106,20 @@ def round_columns(
     turned = grid.spread((rows, count)).transposed.map(contiguous)
     errors = empty((count, rows), "float32", columns)  # wanted - rounded, of finished columns
     rounded = empty((count, rows), "float32", columns)
-    seen = rounded if drift is None else empty((count, rows), "float32", columns)  # what was rounded
+    seen = empty((count, rows) if drift is not None else (count, 0), "float32", columns)  # what was rounded
     with quiet():
         for start, stop in spans(0, count, max(block_size, WIDE) if refit is None else block_size):
             index, here = feedback.order[start:stop], slice(start, stop)
             wanted = take(columns, index, 0)
+            bent = None
             if drift is not None:
+                bent = drift[here, here]
                 wanted += drift[:start, here].T @ seen[:start]
             pull = matrix[:start, here].T @ errors[:start]
             part = turned.rows(index)
             if refit is not None:
                 moved = wanted + solve_unit_upper(matrix[here, here], pull)
                 part = refit(contiguous(moved.T), start, stop).transposed.map(contiguous)
-            bent = None if drift is None else drift[here, here]
             span = ColumnSpan(matrix[here, here], bent, wanted, pull, errors[here], seen[here], rounded[here])
             round_span(span, part, (block_size, STRIP))
     return contiguous(take(rounded, namespace(rounded).argsort(feedback.order), 0).T)
@@ -131,7 +133,7 @@ class ColumnSpan(NamedTuple):
     wanted: Same  # overwritten, where there is a drift
     pull: Same  # feedback of all columns before; overwritten
     errors: Same  # filled: wanted - rounded
-    seen: Same  # filled, where there is a drift: wanted + pull
+    seen: Same  # filled: wanted + pull; [n, 0] where there is no drift
     rounded: Same  # filled
 
     def part(self, here: slice) -> ColumnSpan:
@@ -162,7 +164,26 @@ def round_span(span: ColumnSpan, grid: Columns, sizes: tuple[int, ...]) -> None:
             span.pull[here] += span.feedback[:start, here].T @ span.errors[:start]
         if start and span.drift is not None:
             span.wanted[here] += span.drift[:start, here].T @ span.seen[:start]
-        round_span(span.part(here), grid.map(itemgetter(here)), sizes[1:])
+        part, columns = span.part(here), grid.map(itemgetter(here))
+        if len(sizes) == 2:
+            replay_span(part, columns, sizes[1:])
+        else:
+            round_span(part, columns, sizes[1:])
+
+
+def replay_span(span: ColumnSpan, grid: Columns, sizes: tuple[int, ...]) -> None:
+    """``round_span``, of whose thousand short steps a GPU is told at once."""
+    arrays: list[Same] = []
+    grid.map(arrays.append)
+    arrays += [part for part in span if part is not None]
+
+    def steps(places: Sequence[Same]) -> None:
+        rest = iter(places)
+        columns = grid.map(lambda _: next(rest))
+        round_span(ColumnSpan(*(None if part is None else next(rest) for part in span)), columns, sizes)
+
+    kind = grid.map(lambda part: tuple(part.shape)), span.drift is None, sizes
+    replayed(steps, kind, arrays, filled=3)
 
 
 def round_column(span: ColumnSpan, grid: Columns, j: int) -> None:

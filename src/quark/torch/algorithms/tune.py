@@ -22,6 +22,7 @@ from torch import nn
 from quark.algorithms.columns import Columns
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
+from quark.numerics.replay import recordings
 from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
 from quark.torch.algorithms.context import ModelContext, float_weights, matrix, set_matrix
 from quark.torch.algorithms.grids import grid_of
@@ -99,7 +100,7 @@ def tune(context: ModelContext, rounder: Rounder, inside: list[str], path: str =
             moved = True
         return [one.advance() for one in runs]
 
-    with float_weights(context), bars() as update:
+    with float_weights(context), recordings(), bars() as update:
         walk(context.store, blocks, streams, work, partial(update, "tune"))
     return moved
 
