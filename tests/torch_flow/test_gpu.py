@@ -150,7 +150,7 @@ def test_columns_replayed_have_the_bits_of_columns_one_by_one(
     del found, expected
     gc.collect()
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_allocated() <= held + (1 << 20)
+    assert torch.cuda.memory_allocated() <= held + (33 << 20)  # cuBLAS keeps 32 MiB for the stream of recordings
 
 
 @pytest.mark.parametrize("cache", ["fp8", "int8"])
@@ -249,10 +249,11 @@ def test_an_interrupted_job_goes_on_on_the_device(tmp_path: Path, monkeypatch: p
     config = LLMTemplate.get("llama").get_config("int4_wo_32", algorithm="gptq")
     whole, done = tune.tune_block, []
 
-    def broken_off(*args: Any) -> None:
+    def broken_off(*args: Any) -> bool:
         if done:
             raise KeyboardInterrupt
         done.append(whole(*args))
+        return done[0]
 
     with monkeypatch.context() as some:
         some.setattr(tune, "tune_block", broken_off)
