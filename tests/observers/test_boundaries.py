@@ -241,3 +241,19 @@ def test_ranges_of_symmetric_codes_are_symmetric() -> None:
     rows = np.random.default_rng(2).exponential(1, (20, 50)).astype(np.float32)
     low, high = mse.search_rows(rows, TensorSpec("int4").grid)
     np.testing.assert_allclose(low, -high, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [-3.0, 0.0, 0.5])
+@pytest.mark.parametrize("times", [((1 << 16) - 1, 1), (1 << 16,), (1, 1 << 17)])
+def test_counts_pass_the_largest_32_bit_number(value: float, times: tuple[int, ...]) -> None:
+    statistic, values = Histogram(), np.full(1 << 15, value, np.float32)
+    statistic.update(values)
+    for more in times:  # as of so many samples
+        statistic._count(values, value < 0, more)
+    statistic.update(np.full(1 << 15, 4096, np.float32))  # the bins move
+    wanted = [sum(times) + 1 << 15, 1 << 15]
+    merged, other = Histogram.from_state(statistic.state()), Histogram.from_state(statistic.state())
+    merged.merge(other)
+    for seen, parts in ((statistic, 1), (merged, 2)):
+        assert [seen.bins()[2].tolist(), seen.magnitude_bins()[2].tolist()] == [[parts * n for n in wanted]] * 2
+        assert sorted(seen.points(whole=True)[1]) == sorted(parts * n for n in wanted)

@@ -17,9 +17,10 @@ kept as they are, so that quantiles far out are exact.
 The first 16384 values are kept as they are, and later ones wait until so many have come together: a histogram of few
 values is exact, and small samples cost what they hold instead of a pass over the bins.
 
-Memory: 286 KiB per sign. Counting overlaps the next inference: all passes but the last release the interpreter lock,
-and that one (``add.at``, faster than ``bincount``) holds it for 0.1 ms. It adds to a small array that stays in the
-cache: in the counts themselves, which other tensors drove out, it would take twice as long.
+Memory: 143 KiB per sign, twice as much from 2^31 values on. Counting overlaps the next inference: all passes but the
+last release the interpreter lock, and that one (``add.at``, faster than ``bincount``) holds it for 0.1 ms. A sample is
+counted in a small array that stays in the cache: in the counts themselves, which other tensors drove out, it would take
+twice as long.
 Not handled: float64 beyond the float32 range (an error, as infinity).
 """
 
@@ -41,8 +42,9 @@ FEWEST, MOST = 16, 1 << 16
 OCTAVES = 16
 TAIL = 512
 BLOCK = 1 << 10
-CHUNK = 64 * BLOCK
+CHUNK = 32 * BLOCK
 PATIENCE = 1 << 14
+LARGEST = (1 << 31) - 1
 SPARSE = 4  # bits of the fewest points an octave keeps for the searches, and of the bins below the kept octaves
 BELOW = 240 << SPARSE  # bins of the octaves that may lie below the kept ones
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -50,6 +52,8 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 Own = TypeVar("Own", bound="Histogram")
 Scratch = tuple[np.ndarray, np.ndarray, np.ndarray]
 Bins = tuple[np.ndarray, np.ndarray, np.ndarray]
+#: Smallest and largest value of every block.
+Blocks = tuple[np.ndarray, np.ndarray]
 
 
 class Histogram:
@@ -74,6 +78,7 @@ class Histogram:
         self._bins = BELOW + (OCTAVES << self._mantissa)
         self._top = 0  # the largest biased exponent seen, plus one
         self._counts = self._empty(0)  # [signs, bins], of positive, then of negative values (only once there are some)
+        self._inside = 0  # how many values they count
         self._tails = [np.empty(0, np.float32), np.empty(0, np.float32)]  # largest magnitudes, descending
         self._waiting: list[np.ndarray] = []  # values that are not in the bins yet
         self._waits = 0  # how many they are
@@ -135,21 +140,10 @@ class Histogram:
 
     def _insert(self, flat: np.ndarray) -> None:
         """Put values into bins and tails."""
-        count = -(-flat.size // BLOCK)
-        lowest, highest = np.empty(count, np.float32), np.empty(count, np.float32)
-        scratch = scratch_for(CHUNK)
-        for start in range(0, flat.size, CHUNK):
-            blocks = slice(start // BLOCK, (start + CHUNK) // BLOCK)
-            self._add(flat[start : start + CHUNK], lowest[blocks], highest[blocks], scratch)
+        lowest, highest = block_extremes(flat)
+        self._count(flat, self._widen(flat, lowest, highest))
         self._keep_tail(0, flat, highest)
         self._keep_tail(1, flat, -lowest)
-
-    def _add(self, flat: np.ndarray, lowest: np.ndarray, highest: np.ndarray, scratch: Scratch) -> None:
-        """Count a piece; the extremes of its blocks go into ``lowest`` and ``highest``."""
-        starts = np.arange(0, flat.size, BLOCK)
-        np.minimum.reduceat(flat, starts, out=lowest)
-        np.maximum.reduceat(flat, starts, out=highest)
-        self._count(flat, self._widen(flat, lowest, highest), scratch)
 
     def _widen(self, flat: np.ndarray, lowest: np.ndarray, highest: np.ndarray) -> bool:
         """Make room for values with these extremes of blocks; whether there are negative ones."""
@@ -160,13 +154,16 @@ class Histogram:
         self.lo, self.hi = min(self.lo, lo), max(self.hi, hi)
         return lo < 0
 
-    def _count(self, flat: np.ndarray, negative: bool, scratch: Scratch, times: int = 1) -> None:
-        """Count the values of a piece, each ``times`` times."""
+    def _count(self, flat: np.ndarray, negative: bool, times: int = 1) -> None:
+        """Count values, for which there is room, each ``times`` times."""
         self._have(1 + negative)
-        places = _places(flat, self._lowest(), self._mantissa, negative, scratch)
-        found = np.zeros(self._counts.size, np.int64)
-        np.add.at(found, places, times)
-        self._counts += found.reshape(self._counts.shape)
+        self._counts = self._wide_enough(flat.size * times)
+        kind = self._counts.dtype.type
+        found, scratch = np.zeros((1 + negative) * self._bins, kind), scratch_for(min(flat.size, CHUNK))
+        for start in range(0, flat.size, CHUNK):
+            piece = flat[start : start + CHUNK]
+            np.add.at(found, _places(piece, self._lowest(), self._mantissa, negative, scratch), kind(times))
+        self._counts[: 1 + negative] += found.reshape(1 + negative, -1)
 
     def _have(self, signs: int) -> None:
         """Make rows for so many signs."""
@@ -175,7 +172,12 @@ class Histogram:
 
     def _empty(self, signs: int) -> np.ndarray:
         """Counts of so many signs."""
-        return np.zeros((signs, self._bins), np.int64)
+        return np.zeros((signs, self._bins), np.int32)
+
+    def _wide_enough(self, more: int) -> np.ndarray:
+        """The counts, in 64 bits from where one of them could have passed 32 with so many values more."""
+        self._inside += more
+        return self._counts if self._inside <= LARGEST else self._counts.astype(np.int64, copy=False)
 
     def _lowest(self) -> int:
         """The biased exponent of the lowest octave with fine bins."""
@@ -193,10 +195,11 @@ class Histogram:
         """The counts when the fine bins start so many octaves higher."""
         signs = len(counts)
         coarse, fine = counts[:, :BELOW], counts[:, BELOW:]
-        folded = fine.reshape(signs, OCTAVES << SPARSE, 1 << self._mantissa - SPARSE).sum(2)
+        folded = fine.reshape(signs, OCTAVES << SPARSE, 1 << self._mantissa - SPARSE).sum(2, dtype=counts.dtype)
         start, gone = octaves << SPARSE, min(octaves, OCTAVES) << self._mantissa
-        below = np.concatenate([coarse, folded, np.zeros((signs, start), np.int64)], axis=1)[:, start : start + BELOW]
-        return np.concatenate([below, fine[:, gone:], np.zeros((signs, gone), np.int64)], axis=1)
+        low, high = (np.zeros((signs, size), counts.dtype) for size in (start, gone))
+        below = np.concatenate([coarse, folded, low], axis=1)[:, start : start + BELOW]
+        return np.concatenate([below, fine[:, gone:], high], axis=1)
 
     def _keep_tail(self, sign: int, flat: np.ndarray, largest: np.ndarray) -> None:
         """Take over what ``flat`` adds to the largest magnitudes of one sign; ``largest``: those of its blocks."""
@@ -217,7 +220,7 @@ class Histogram:
 
     def _outer_edge(self, sign: int) -> np.float32:
         """A magnitude that at least ``TAIL`` values of this sign reach, or all that are not counted as zero."""
-        outward = np.cumsum(self._counts[sign][::-1])
+        outward = np.cumsum(self._counts[sign][::-1], dtype=np.int64)
         place = self._bins - 1 - int(np.searchsorted(outward, TAIL))
         return np.float32(self._edges()[max(place, 0)])
 
@@ -230,6 +233,7 @@ class Histogram:
         self._raise_top(top)
         moved._raise_top(top)
         self._have(len(moved._counts))
+        self._counts = self._counts.astype(np.int64, copy=False)
         self._counts[: len(moved._counts)] += moved._counts
         self._tails = [_largest(np.concatenate(pair)) for pair in zip(self._tails, moved._tails, strict=True)]
         for values in moved._waiting:
@@ -247,7 +251,7 @@ class Histogram:
             "top": np.array(self._top),
             "bins": np.array(self.per_octave),
             "signs": np.array(len(self._counts)),
-            "counts": self._counts.flatten(),
+            "counts": self._counts.astype(np.int64).reshape(-1),
             **{side: tail.copy() for side, tail in zip(("high", "low"), self._outermost(), strict=True)},
         }
 
@@ -286,7 +290,7 @@ class Histogram:
         if whole is not self:
             return whole.magnitude_bins()
         edges = self._edges()
-        return _occupied([edges[:-1], edges[1:], self._counts.sum(0)])
+        return _occupied([edges[:-1], edges[1:], self._counts.sum(0, dtype=np.int64)])
 
     def quantile(self, share: float) -> float:
         """The value that ``share`` (0..1) of all values do not exceed: exact in the tails, else to 1/2048 of itself."""
@@ -345,7 +349,7 @@ class Histogram:
     def _joined(self, counts: np.ndarray, whole: bool) -> Bins:
         """Bins of one sign, joined towards zero unless ``whole``; empty ones left out."""
         starts = np.arange(self._bins) if whole else _joints(self._mantissa)
-        sums = np.add.reduceat(counts, starts)
+        sums = np.add.reduceat(counts, starts, dtype=np.int64)
         kept = np.flatnonzero(sums)
         edges = self._edges()
         ends = np.append(starts[1:], self._bins)
@@ -385,6 +389,18 @@ def _joints(mantissa: int) -> np.ndarray:
 def _exponent(magnitude: float) -> int:
     """The biased exponent of a non-negative float32."""
     return int(np.float32(magnitude).view(np.int32) >> 23)
+
+
+def block_extremes(flat: np.ndarray) -> Blocks:
+    """Smallest and largest of every block, in pieces that stay in the cache."""
+    blocks = -(-flat.size // BLOCK)
+    lowest, highest = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
+    for start in range(0, flat.size, CHUNK):
+        piece, rows = flat[start : start + CHUNK], slice(start // BLOCK, (start + CHUNK) // BLOCK)
+        starts = np.arange(0, piece.size, BLOCK)
+        np.minimum.reduceat(piece, starts, out=lowest[rows])
+        np.maximum.reduceat(piece, starts, out=highest[rows])
+    return lowest, highest
 
 
 def scratch_for(size: int) -> Scratch:
@@ -427,7 +443,7 @@ def _occupied(columns: list[np.ndarray]) -> Bins:
         return np.empty(0), np.empty(0), np.empty(0, np.int64)
     left, right, counts = columns
     kept = np.flatnonzero(counts)
-    return left[kept], right[kept], counts[kept]
+    return left[kept], right[kept], counts[kept].astype(np.int64)
 
 
 def rank_of(share: float, count: int) -> int:

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from quark.observers.histogram import BLOCK, PER_OCTAVE, TAIL, Histogram
+from quark.observers.histogram import BLOCK, PER_OCTAVE, TAIL, Blocks, Histogram
 from quark.observers.sampled import Sampled
 from quark.observers.statistics import State, flattened
-from quark.observers.tails import SHARE, Blocks, Tails
+from quark.observers.tails import SHARE, Tails
 from quark.observers.values import Store, counted
 
 ENDS = "ends/"

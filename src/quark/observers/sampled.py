@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from quark.observers.histogram import PER_OCTAVE, TAIL, Histogram, scratch_for
+from quark.observers.histogram import PER_OCTAVE, TAIL, Blocks, Histogram, block_extremes
 from quark.observers.statistics import State
-from quark.observers.tails import Blocks, Tail, block_extremes
+from quark.observers.tails import Tail
 from quark.observers.values import Store, Values
 
 ENOUGH = 1 << 16
@@ -61,8 +61,7 @@ class Sampled(Histogram):
         """Count every ``step``-th value for ``step`` of them, and look at the outermost of all."""
         lowest, highest = self._block_extremes(flat)
         negative = self._widen(flat, lowest, highest)
-        picked = one_in(flat, step, zlib.crc32(highest.data))
-        self._count(picked, negative, scratch_for(picked.size), step)
+        self._count(one_in(flat, step, zlib.crc32(highest.data)), negative, step)
         for sign, largest in ((1, highest), (-1, -lowest)):
             self._keep_outermost(sign, flat, largest)
 

@@ -20,19 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from quark.observers.histogram import BLOCK, PER_OCTAVE, Histogram, rank_of
+from quark.observers.histogram import BLOCK, PER_OCTAVE, Blocks, Histogram, block_extremes, rank_of
 from quark.observers.statistics import State, extremes, flattened
 from quark.observers.values import Store, counted
 
 log = logging.getLogger(__name__)
-CHUNK = 64 * BLOCK
 #: The most that is asked for, of each end, as a share of a sample.
 SHARE = 1 / 64
 FEWEST, SLACK = 512, 2
 #: Values of a piece of which the largest is taken, to bound what the largest of all are.
 DEEP = 64
-#: Smallest and largest value of every block.
-Blocks = tuple[np.ndarray, np.ndarray]
 
 
 class Tail:
@@ -221,15 +218,3 @@ def _peaks(flat: np.ndarray, sign: int, size: int) -> np.ndarray:
 
 def _below(value: np.float32) -> np.float32:
     return np.nextafter(value, np.float32(-np.inf), dtype=np.float32)
-
-
-def block_extremes(flat: np.ndarray) -> Blocks:
-    """Smallest and largest of every block, in pieces that stay in the cache."""
-    blocks = -(-flat.size // BLOCK)
-    lowest, highest = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
-    for start in range(0, flat.size, CHUNK):
-        piece, rows = flat[start : start + CHUNK], slice(start // BLOCK, (start + CHUNK) // BLOCK)
-        starts = np.arange(0, piece.size, BLOCK)
-        np.minimum.reduceat(piece, starts, out=lowest[rows])
-        np.maximum.reduceat(piece, starts, out=highest[rows])
-    return lowest, highest
