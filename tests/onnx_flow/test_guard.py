@@ -21,6 +21,7 @@ from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.ir.surgery import constant_array, set_constant
+from quark.measure import guard
 from quark.measure.gain import gain
 from quark.onnx import (
     AlgoConfig,
@@ -292,15 +293,15 @@ def test_the_flag_is_a_flag(kind: type[AlgoConfig]) -> None:
         kind(keep_worse=1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(("room", "run_again"), [(losses.BUDGET, 0), (0, 3), (2 * 4 * 8, 1)])
+@pytest.mark.parametrize(("room", "run_again"), [(guard.BUDGET, 0), (0, 3), (2 * 4 * 8, 1)])
 def test_answers_of_the_float_model_are_kept_where_there_is_room(
     room: int, run_again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three samples whose answers take 32 bytes each."""
-    monkeypatch.setattr(losses, "BUDGET", room)
+    monkeypatch.setattr(guard, "BUDGET", room)
     model = load(models.model("g (float[1, 8] x) => (float[1, 8] y) { y = Relu (x) }", {}, 17))
     feeds = [{"x": models.normal(1, 8, seed=seed)} for seed in range(3)]
-    reference = losses.Reference(model, feeds, Options())
+    reference = losses.reference(model, feeds, Options())
     runs: list[Any] = []
     first = list(reference)
     monkeypatch.setattr(losses.Runner, "run", noted(runs, losses.Runner.run))

@@ -15,13 +15,15 @@ from torch import nn
 
 from quark.algorithms import rounders
 from quark.errors import ConfigError, DataError
+from quark.measure.gain import certain
+from quark.measure.guard import best_change, best_of
 from quark.onnx.quantization.config import algorithm as of_onnx
 from quark.torch import ModelQuantizer
 from quark.torch.algorithms.answers import answers, walk_of
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.channels import by_channel
 from quark.torch.algorithms.context import ModelContext, Undo
-from quark.torch.algorithms.guard import best_change, best_of, certain
+from quark.torch.algorithms.guard import output_distance
 from quark.torch.algorithms.judge import ScaleJudge
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.algorithms.scaling import Place
@@ -376,7 +378,7 @@ def test_a_change_that_helps_is_kept_and_one_that_harms_is_not(value: float, kep
         weight[:, 3] = value
         context.undo.set_parameter(layer, "weight", weight)
 
-    assert (best_change(walk, [change]) is change) == kept
+    assert (best_change([change], output_distance(walk).errors) is change) == kept
     assert torch.equal(layer.weight, before)
 
 

@@ -126,7 +126,7 @@ def test_what_stands_beside_layers_comes_back_where_files_name_them_otherwise(al
 @pytest.mark.parametrize("algorithm", [SmoothQuantConfig(alpha=1.0), RotationConfig(only_if_better=False)], ids=str)
 def test_experts_that_no_token_reached_are_changed_with_the_others(algorithm: Any, monkeypatch: Any) -> None:
     """One token reaches two experts of four; other inputs reach them all, and must get the float model's answers."""
-    monkeypatch.setattr("quark.torch.algorithms.guard.best_of", lambda *errors: 0)
+    monkeypatch.setattr("quark.measure.guard.best_of", lambda *errors: 0)
     monkeypatch.setattr("quark.torch.algorithms.smooth.search", whole)
     fine = QLayerConfig(weight=Float16Spec().to_quantization_spec())
     model = quantize("experts", fine, [algorithm], [{"input_ids": torch.tensor([[7]])}])

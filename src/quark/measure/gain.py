@@ -12,7 +12,7 @@ Of fewer than ``FEW`` samples the spread says little: the noise has to fall by 2
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -24,6 +24,8 @@ from quark.measure.score import WORTH
 PRICE = 0.1
 #: Samples below which their spread says little.
 FEW = 4
+#: Standard errors of a gain that leave no doubt.
+CERTAIN = 3.0
 TINY = 1e-30
 Name = TypeVar("Name")
 
@@ -59,6 +61,17 @@ def gain(noise: np.ndarray, other: np.ndarray) -> Gain:
         parts = other / without - noise / with_it
         outputs = np.log(without / with_it)
     return _gain(outputs, parts)
+
+
+def gain_of(after: Sequence[float], before: Sequence[float]) -> Gain:
+    """What a change brings, by one error a sample with and without it."""
+    return gain(*(np.asarray(one, np.float64)[:, None] for one in (after, before)))
+
+
+def certain(after: Sequence[float], before: Sequence[float]) -> bool:
+    """Whether a change gains so much on the samples that no other need be tried."""
+    found = gain_of(after, before)
+    return len(before) >= FEW and found.mean > CERTAIN * found.error
 
 
 def typical_gain(noise: np.ndarray, other: np.ndarray) -> Gain:

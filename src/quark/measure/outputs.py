@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, fields
+from statistics import fmean
 from typing import Self
 
 import numpy as np
@@ -179,3 +180,23 @@ def _energies(expected: Values, found: Values) -> list[tuple[float, float]]:
 
 def _relative(noise: np.ndarray, signal: np.ndarray) -> np.ndarray:
     return np.where(signal > 0, noise / np.where(signal > 0, signal, 1), noise > 0)
+
+
+def squared(found: Sequence[Array], wanted: Sequence[Array]) -> float:
+    """The mean squared difference of the first answers to a sample."""
+    return _mean_square(found[0] - wanted[0])
+
+
+def shares(found: Sequence[Array], wanted: Sequence[Array]) -> float:
+    """The energy of the differences over that of the answers, which all count alike; mean over the answers."""
+    pairs = zip(found, wanted, strict=True)
+    return fmean(_mean_square(x - y) / max(_mean_square(y), 1e-30) for x, y in pairs)
+
+
+def scores_apart(found: Sequence[Array], wanted: Sequence[Array]) -> float:
+    """The mean KL divergence of the scores that come first, [rows, words]."""
+    return float(divergence(wanted[0], found[0]).mean())
+
+
+def _mean_square(x: Array) -> float:
+    return float(cast(x * x, "float64").mean())

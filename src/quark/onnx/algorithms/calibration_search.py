@@ -24,7 +24,7 @@ from quark.errors import ConfigError
 from quark.measure.gain import surest, typical_gain
 from quark.measure.outputs import Loss, joined
 from quark.onnx.algorithms.context import JobContext
-from quark.onnx.algorithms.losses import Reference, distance
+from quark.onnx.algorithms.losses import distance, reference
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport
@@ -70,7 +70,7 @@ def _measured(
     """Name of a method -> the job with it, and its loss. One quantized model is in memory at a time."""
     halves = (feeds[0::2], feeds[1::2]) if len(feeds) > 1 else (feeds,)
     trials = [Trials(model, replace(context, reader=list(half)), context.known) for half in halves]
-    unseen = [Reference(model, half, context.job.options) for half in reversed(halves)]
+    unseen = [reference(model, half, context.job.options) for half in reversed(halves)]
     found = {}
     for done, (name, job) in enumerate(_jobs(context.job, config), 1):
         losses = (

@@ -13,16 +13,16 @@ Not handled: places of the model where a change would have been worth keeping (i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 
-from quark.measure.gain import Gain, gain, surest
+from quark.measure.guard import Parts
 from quark.measure.outputs import Loss
 from quark.onnx.algorithms.context import JobContext
-from quark.onnx.algorithms.losses import Reference, distance
+from quark.onnx.algorithms.losses import distance, reference
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport
@@ -42,48 +42,34 @@ def guarded(runs: Mapping[float, Transform], model: ir.Model, config: Any, conte
     Returns:
         The report of the transformation; one that was put back has fired nowhere, and says why.
     """
-    before = model.clone()
-    gains: dict[float, Gain] = {}
-    told: dict[float, float] = {}
-    without: Loss | None = None
-    for part, run in runs.items():
+    before, reports, parts = model.clone(), dict[float, PassReport](), Parts(config.name)
+
+    def fires(part: float) -> bool:
         model.graph = before.clone().graph
-        report = run(model, config, context)
-        if not report.fired:
-            if not gains:
-                return report
-            break  # so short a way changes nothing; those before may have helped
-        if without is None:
-            feeds = feeds_of(before, context, JUDGED)
-            reference, judged = Reference(before, feeds, context.job.options), replace(context, reader=list(feeds))
-            without = _loss(reference, before, judged)
-            told[0.0] = without.total
-        found = _loss(reference, model, judged)
-        gains[part], told[part] = gain(found.noise, without.noise), found.total
-        log.info("%s: loss %.6g without, %.6g with %g of it", config.name, without.total, found.total, part)
-    best = surest(gains)
-    if best is not None:
-        if best != part:  # the last one run is what the model holds
-            model.graph = before.graph
-            report = runs[best](model, config, context)
-        return report if best == 1 else replace(report, refused=(*report.refused, f"taken to the power of {best:g}"))
-    model.graph = before.graph
-    reason = _reason(gains, told[0.0], told)
-    log.warning("%s is %s", config.name, reason)
-    return replace(report, fired=0, refused=(*report.refused, reason))
+        reports[part] = runs[part](model, config, context)
+        return bool(reports[part].fired)
+
+    best = parts.tried(runs, fires, _losses(before, model, context))
+    last, report = reports.popitem()
+    if not parts.gains:
+        return report
+    if best is None:
+        model.graph = before.graph
+        reason = parts.reason()
+        log.warning("%s is %s", config.name, reason)
+        return replace(report, fired=0, refused=(*report.refused, reason))
+    if best != last:  # the last one run is what the model holds
+        model.graph = before.graph
+        report = runs[best](model, config, context)
+    return report if best == 1 else replace(report, refused=(*report.refused, f"taken to the power of {best:g}"))
 
 
-def _reason(gains: Mapping[float, Gain], without: float, losses: Mapping[float, float]) -> str:
-    """Why nothing of it stays."""
-    part = max(gains, key=lambda one: gains[one].mean)
-    found = gains[part]
-    doubt = ", which may be chance" if 0 < found.mean <= found.error else ""
-    traded = ", and one of the outputs is worse" if found.mean > found.error else ""
-    much = "it" if part == 1 else f"it to the power of {part:g}"
-    with_it = f"{losses[part]:.4g} with {much}{doubt}{traded}"
-    return f"put back: on calibration data the loss was {without:.4g} without it and {with_it}"
-
-
-def _loss(reference: Reference, model: ir.Model, context: JobContext) -> Loss:
-    """The loss of a float model once it is quantized; one quantized model is in memory at a time."""
-    return distance(reference, Trials(model, context, context.known).quantized(context.job), context.job.options)
+def _losses(before: ir.Model, model: ir.Model, context: JobContext) -> Iterator[Loss]:
+    """The loss of a float model once it is quantized, then that of what became of it, as often as it is asked for; one
+    quantized model is in memory at a time."""
+    feeds, options = feeds_of(before, context, JUDGED), context.job.options
+    answers, judged = reference(before, feeds, options), replace(context, reader=list(feeds))
+    float_model = before
+    while True:
+        yield distance(answers, Trials(float_model, judged, judged.known).quantized(judged.job), options)
+        float_model = model

@@ -23,21 +23,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.dataclass import dataclass
 from quark.ir.surgery import constant_array, name_of, set_constant
-from quark.measure.gain import gain
-from quark.measure.outputs import Loss, Values
+from quark.measure.guard import kept
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.fake_quantized import fake_quantized, rounded
-from quark.onnx.algorithms.losses import answers, distance
+from quark.onnx.algorithms.losses import distance, reference
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.run import Feed, trim_heap
+from quark.onnx.graph.run import trim_heap
 
-#: Samples that decide, and how often the layers are halved.
-JUDGED, HALVINGS = 64, 4
+#: Samples that decide.
+JUDGED = 64
 log = logging.getLogger(__name__)
 Tune = Callable[[ir.Model, Plan, Any, JobContext], PassReport]
 
@@ -66,28 +64,27 @@ def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: J
         The report of the algorithm, with a sentence about what was put back.
     """
     options, before = context.job.options, _states(model, plan)
-    expected = answers(context.reference or model, feeds_of(model, context, JUDGED), options)
+    expected = reference(context.reference or model, feeds_of(model, context, JUDGED), options).fixed()
+    trim_heap()
     without = distance(expected, fake_quantized(model, plan, options), options, as_given=True)
     report = run(model, plan, config, context)
     trim_heap()
     changes = _changes(model, plan, before)
     if not report.fired or not changes:
         return report
-    trial = _Trial(model, plan, expected, options, fake_quantized(model, plan, options))
-    with_it = trial.loss()
-    log.info("%s: loss %.6g without, %.6g with it", config.name, without.total, with_it.total)
-    if gain(with_it.noise, without.noise).harmless or not np.isfinite(without.total):
-        return report
-    trial.put(changes, after=False)
-    kept, left = trial.best_of(changes, without, HALVINGS)
-    back = [change.node for change in changes if change not in kept]
-    reason = (
-        f"put back in {len(back)} of {len(changes)} layers: on calibration data the model's loss was "
-        f"{without.total:.4g} without it, {with_it.total:.4g} with all of it and is {left.total:.4g} now; put back: "
+    trial = _Trial(model, plan, fake_quantized(model, plan, options))
+    found = kept(
+        changes,
+        without,
+        lambda: distance(expected, trial.fake_model, options, as_given=True),
+        trial.put,
+        lambda change: change.node,
     )
-    log.warning("%s is %s%s", config.name, reason, ", ".join(map(repr, back)))
-    fired = max(report.fired - len(back), 0) if kept else 0
-    return replace(report, fired=fired, refused=(*report.refused, reason + ", ".join(map(repr, back))))
+    if not found.reason:
+        return report
+    log.warning("%s is %s", config.name, found.reason)
+    fired = max(report.fired - len(changes) + len(found.changes), 0) if found.changes else 0
+    return replace(report, fired=fired, refused=(*report.refused, found.reason))
 
 
 def _states(model: ir.Model, plan: Plan) -> dict[str, ConstantState]:
@@ -124,13 +121,7 @@ class _Trial:
 
     model: ir.Model
     plan: Plan
-    expected: Sequence[tuple[Feed, Values]]
-    options: Options
     fake_model: ir.Model
-
-    def loss(self) -> Loss:
-        """The loss with the weights as they are now."""
-        return distance(self.expected, self.fake_model, self.options, as_given=True)
 
     def put(self, changes: Sequence[NodeChange], after: bool) -> None:
         """Give some layers what they had after or before the algorithm."""
@@ -143,26 +134,3 @@ class _Trial:
                     self.plan.put(state.plan)
                     array = np.asarray(rounded(array, state.plan)).astype(array.dtype)
                 set_constant(self.fake_model.graph.initializers[name], array)
-
-    def best_of(self, changes: Sequence[NodeChange], best: Loss, halvings: int) -> tuple[list[NodeChange], Loss]:
-        """The changes that stay, of those that are not in the model now, and the loss with them.
-
-        Args:
-            best: the loss as the model is now.
-            halvings: how often a half may be halved again.
-        """
-        kept: list[NodeChange] = []
-        middle = -(-len(changes) // 2)
-        for half in (changes[:middle], changes[middle:]):
-            if not half:
-                continue
-            self.put(half, after=True)
-            found = self.loss()
-            if gain(found.noise, best.noise).sure:
-                kept, best = [*kept, *half], found
-                continue
-            self.put(half, after=False)
-            if halvings > 1 and len(half) > 1:
-                more, best = self.best_of(half, best, halvings - 1)
-                kept += more
-        return kept, best

@@ -22,12 +22,13 @@ from torch import nn
 from quark.algorithms.equalization import Term, equalizing_scales, floored, share, weight_term
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
+from quark.measure.guard import best_change
 from quark.numerics.granularity import Channel
 from quark.torch.algorithms.answers import walk_of
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.cle import answers_of, array, channel_view, rescale
 from quark.torch.algorithms.context import ModelContext
-from quark.torch.algorithms.guard import best_change, change_all
+from quark.torch.algorithms.guard import change_all, output_distance
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.calibration import run
 from quark.torch.config.algorithms import ChannelEqualizationConfig
@@ -76,7 +77,7 @@ def run_equalization(context: ModelContext, config: ChannelEqualizationConfig) -
     seen = observe(context, spreads)
     walk = walk_of(context, "")
     ways = [partial(equalize, seen, items, config.steps, config.widest**part) for part in PARTS]
-    if (best := best_change(walk, ways)) is None:
+    if (best := best_change(ways, output_distance(walk).errors)) is None:
         log.warning("channel_equalization: the model stays: its quantized answers are no better with it")
         return
     change_all(walk, best)

@@ -7,42 +7,17 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import fmean
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import nn
 
 from quark.dataclass import dataclass
-from quark.measure import outputs
-from quark.measure.gain import FEW, Gain, gain, surest
+from quark.measure.outputs import scores_apart, shares, squared
 from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
 from quark.torch.algorithms.context import ModelContext
 
 MODEL_SAMPLES = 32  # that a model is judged on
-CERTAIN = 3.0  # standard errors of a gain that leave no doubt
-
-
-def best_of(errors: Sequence[Sequence[float]], before: Sequence[float]) -> int | None:
-    """The number of the change that gains most, if it surely does; None: none is worth it.
-
-    Args:
-        errors: of each change, sample by sample.
-        before: of the same samples without a change.
-    """
-    return surest({number: gain_of(after, before) for number, after in enumerate(errors)})
-
-
-def gain_of(after: Sequence[float], before: Sequence[float]) -> Gain:
-    """What a change brings."""
-    return gain(*(np.asarray(one, np.float64)[:, None] for one in (after, before)))
-
-
-def certain(after: Sequence[float], before: Sequence[float]) -> bool:
-    """Whether a change gains so much on the samples that no other need be tried."""
-    found = gain_of(after, before)
-    return len(before) >= FEW and found.mean > CERTAIN * found.error
 
 
 @dataclass(frozen=True)
@@ -71,57 +46,20 @@ class OutputDistance:
         return tuple(self.distance(x, y) for x, y in zip(found, self.wanted, strict=True))
 
 
-def output_distance(walk: BlockWalk, samples: list[int]) -> OutputDistance:
-    """A output_distance for the model as it is now."""
+def output_distance(walk: BlockWalk) -> OutputDistance:
+    """That of the model as it is now."""
+    samples = list(range(min(MODEL_SAMPLES, len(walk.context.samples))))
     wanted = answers(walk, samples)
     tables = [module.num_embeddings for module in walk.context.model.modules() if isinstance(module, nn.Embedding)]
     words = any(first.shape[-1] in tables for first in wanted[0][:1]) if wanted else False
-    return OutputDistance(walk, samples, wanted, divergence if words else squared if single(wanted) else shares)
-
-
-def single(wanted: list[list[torch.Tensor]]) -> bool:
-    """Whether there is one answer to a sample."""
-    return all(len(answers) == 1 for answers in wanted)
+    single = all(len(found) == 1 for found in wanted)
+    return OutputDistance(walk, samples, wanted, scores_apart if words else squared if single else shares)
 
 
 def model_error(context: ModelContext) -> Callable[[], float]:
     """A function: how far the answers of the model, quantized as it will be, are from those that it gives now."""
-    found = output_distance(walk_of(context, ""), list(range(min(MODEL_SAMPLES, len(context.samples)))))
+    found = output_distance(walk_of(context, ""))
     return lambda: sum(found.errors())
-
-
-def squared(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
-    """The mean squared difference of the first answers."""
-    return float((found[0] - wanted[0]).square().double().mean())
-
-
-def shares(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
-    """The energy of the differences over that of the answers, which all count alike; mean over the answers."""
-    pairs = list(zip(found, wanted, strict=True))
-    energies = [max(float(y.square().double().mean()), 1e-30) for _, y in pairs]
-    return fmean(squared([x], [y]) / energy for (x, y), energy in zip(pairs, energies, strict=True))
-
-
-def divergence(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
-    """The mean KL divergence of the scores that come first, [rows, words]."""
-    return float(outputs.divergence(wanted[0], found[0]).mean())
-
-
-def best_change(walk: BlockWalk, changes: Sequence[Change]) -> Change | None:
-    """The change by which the quantized answers get better; None: no change is worth it.
-
-    Args:
-        walk: the float model.
-        changes: which leave its float answers as they are; the first is taken alone where its gain is certain.
-    """
-    if not changes:
-        return None
-    measure = output_distance(walk, list(range(len(walk.context.samples)))[:MODEL_SAMPLES])
-    before, errors = measure.errors(), [measure.errors(changes[0])]
-    if not certain(errors[0], before):
-        errors += [measure.errors(change) for change in changes[1:]]
-    best = best_of(errors, before)
-    return None if best is None else changes[best]
 
 
 def change_all(walk: BlockWalk, change: Change) -> None:

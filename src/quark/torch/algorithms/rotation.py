@@ -33,9 +33,10 @@ from torch import nn
 from quark.algorithms.hadamard import Rotation, rotation
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
+from quark.measure.guard import best_of
 from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
 from quark.torch.algorithms.context import ModelContext
-from quark.torch.algorithms.guard import MODEL_SAMPLES, best_of, change_all, output_distance
+from quark.torch.algorithms.guard import change_all, output_distance
 from quark.torch.config.algorithms import RotationConfig
 from quark.torch.layers import is_transposed, kind_of, own_parameter
 from quark.torch.probe import CLOSE, all_equal
@@ -154,7 +155,7 @@ def candidates(config: RotationConfig, structure: Structure) -> Iterator[list[Tu
 
 def worthwhile(walk: BlockWalk, tried: Iterable[list[Turns]]) -> list[Turns]:
     """The turns that make the quantized answers better, each beside those before it."""
-    measure = output_distance(walk, list(range(len(walk.context.samples)))[:MODEL_SAMPLES])
+    measure = output_distance(walk)
     lowest = measure.errors()
     kept: list[Turns] = []
     for alternatives in tried:

@@ -23,10 +23,11 @@ from torch import nn
 from quark.algorithms.smoothquant import shared_channels
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, known, unknown
+from quark.measure.guard import best_change
 from quark.torch.algorithms.answers import BlockWalk, walk_of
 from quark.torch.algorithms.blocks import BlockRun, Stream
 from quark.torch.algorithms.context import ModelContext, Undo, matrix
-from quark.torch.algorithms.guard import best_change, change_all
+from quark.torch.algorithms.guard import change_all, output_distance
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.layers import kind_of, known_kind, own_parameter
 from quark.torch.matching import Match
@@ -207,7 +208,7 @@ def scale_places(
     """Scale every place whose readers are quantized as ``choose`` says.
 
     What is chosen has the least errors of layers. All places, those of norms or those between linear layers are then
-    changed, whichever gives the best quantized answers, if those get better (``guard.best_of``).
+    changed, whichever gives the best quantized answers, if those get better (``measure.guard.best_of``).
 
     Args:
         context: the float model.
@@ -229,7 +230,7 @@ def scale_places(
     walk = walk_of(context, path)
     way = ScaleSearch(items, choose, finish, squares)
     changes = [partial(make, walk, way, some) for some in subsets(choices(walk, wanted, way))]
-    best = best_change(walk, changes)
+    best = best_change(changes, output_distance(walk).errors) if changes else None
     if best is None:
         log.warning("the model keeps its scales: no others make its quantized answers better than chance")
     else:
