@@ -44,6 +44,8 @@ def row(*cells: object) -> None:
 def squeezenet() -> None:
     """ONNX."""
     from quark.onnx.search import search
+    from quark.search.target import SearchGoal
+    from quark.search.trials import Trying
 
     data = helper("load_examples")
     path = SHARED / "models" / "squeezenet11_flowers5.onnx"
@@ -51,13 +53,17 @@ def squeezenet() -> None:
     trials = samples[:4]
 
     start = time.perf_counter()
-    ledger = Path(tempfile.mkdtemp()) / "l.json"
-    first = search(str(path), "A8W8_CPU", trials, ONNX, evaluation=samples[4:], limit=1e12, compare=True, ledger=ledger)
+    keeping = Trying(ledger=Path(tempfile.mkdtemp()) / "l.json")
+    first = search(
+        str(path), "A8W8_CPU", trials, ONNX, SearchGoal(evaluation=samples[4:], limit=1e12, compare=True), keeping
+    )
     print(f"{len(first.study.trials)} trials in {time.perf_counter() - start:.1f} s")
     row("plan", "kB", "SQNR dB")
     for kind, (value, costs) in first.uniform.items():
         row(f"all {kind}", f"{costs['size'] / 1e3:.0f}", f"{value:.2f}")
-        found = search(str(path), "A8W8_CPU", trials, ONNX, evaluation=samples[4:], limit=costs["size"], ledger=ledger)
+        found = search(
+            str(path), "A8W8_CPU", trials, ONNX, SearchGoal(evaluation=samples[4:], limit=costs["size"]), keeping
+        )
         counts = ", ".join(f"{count} × {key}" for key, count in found.counts().items())
         row(f"found ({counts})", f"{found.costs['size'] / 1e3:.0f}", f"{found.value:.2f}")
 
@@ -66,22 +72,24 @@ def stories() -> None:
     """PyTorch."""
     import torch
 
+    from quark.search.target import SearchGoal
+    from quark.search.trials import Trying
     from quark.torch.search import search
 
     data, models = helper("load_examples"), helper("torch_models")
     model = models.load_llama(SHARED / "models" / "stories260K.bin")
     ids = np.atleast_2d(data.token_ids())
     parts = [{"ids": torch.from_numpy(row_[None, :128].astype(np.int64))} for row_ in ids[:16]]
-    common = {"config": {"scheme": TORCH[0], "exclude": ["output"]}, "evaluation": parts[8:]}
+    config = {"scheme": TORCH[0], "exclude": ["output"]}
     start = time.perf_counter()
-    ledger = Path(tempfile.mkdtemp()) / "l.json"
-    first = search(model, parts[:8], TORCH, limit=1e12, compare=True, ledger=ledger, **common)
+    keeping = Trying(ledger=Path(tempfile.mkdtemp()) / "l.json")
+    first = search(model, parts[:8], TORCH, SearchGoal(limit=1e12, evaluation=parts[8:], compare=True), config, keeping)
     print(f"{len(first.study.trials)} trials in {time.perf_counter() - start:.1f} s")
     row("plan", "kB", "KL, 1e-3 nats")
     for kind, (value, costs) in first.uniform.items():
         row(f"all {kind}", f"{costs['size'] / 1e3:.0f}", f"{value * 1e3:.3f}")
     for limit in sorted({costs["size"] for _, costs in first.uniform.values()} | {150e3, 180e3}):
-        found = search(model, parts[:8], TORCH, limit=limit, ledger=ledger, **common)
+        found = search(model, parts[:8], TORCH, SearchGoal(limit=limit, evaluation=parts[8:]), config, keeping)
         counts = ", ".join(f"{count} × {key}" for key, count in found.counts().items())
         row(f"found ({counts})", f"{found.costs['size'] / 1e3:.0f}", f"{found.value * 1e3:.3f}")
 

@@ -32,7 +32,8 @@ from benchmarks.search import SHARED, helper
 from quark.files.journal import Journal
 from quark.search.loop import within
 from quark.search.refine import Alone, refined
-from quark.search.trials import study
+from quark.search.target import SearchGoal
+from quark.search.trials import Trying, study
 from quark.search.values import Study
 
 ONNX: dict[str, tuple[str, str]] = {
@@ -113,15 +114,23 @@ def worse(path: Path, samples: Sequence[Any], count: int) -> float:
     """The SQNR of the passes' plan less that of the trials', dB, the worst over sizes."""
     from quark.onnx.search import search
 
-    ledger = Path(tempfile.mkdtemp()) / "l.json"
+    keeping = Trying(ledger=Path(tempfile.mkdtemp()) / "l.json")
     first, rest = samples[:count], samples[count:]
-    settings: dict[str, Any] = {"evaluation": rest, "ledger": ledger}
-    uniform = search(path, "A8W8_CPU", first, CANDIDATES, limit=1e12, compare=True, **settings).uniform
+    uniform = search(
+        path, "A8W8_CPU", first, CANDIDATES, SearchGoal(limit=1e12, evaluation=rest, compare=True), keeping
+    ).uniform
     sizes = sorted(costs["size"] for _, costs in uniform.values())
     gaps = []
     for limit in [size * part for size in sizes[1:3] for part in (0.9, 1.0)]:
         by_trials, by_passes = (
-            search(path, "A8W8_CPU", first, CANDIDATES, limit=limit, estimate=estimate, **settings)
+            search(
+                path,
+                "A8W8_CPU",
+                first,
+                CANDIDATES,
+                SearchGoal(limit=limit, evaluation=rest, estimate=estimate),
+                keeping,
+            )
             for estimate in (False, True)
         )
         gaps.append(float(by_passes.reported or by_passes.value) - float(by_trials.reported or by_trials.value))

@@ -171,13 +171,16 @@ def onnx_search() -> Job:
     from tests.onnx_flow import models
 
     from quark.onnx.search import save_plan, search
+    from quark.search.trials import Trying
 
     proto = models.cnn()
     samples = [models.feeds(proto, k) for k in range(2)]
 
     def job(folder: Path) -> None:
         (folder / "out").mkdir(exist_ok=True)
-        found = search(proto, "A8W8", samples, ["A8W8", "A16W8", "float"], "sqnr>=30", ledger=folder / "ledger.json")
+        found = search(
+            proto, "A8W8", samples, ["A8W8", "A16W8", "float"], "sqnr>=30", Trying(ledger=folder / "ledger.json")
+        )
         save_plan(folder / "out" / "plan.yaml", "A8W8", found, "sqnr>=30", "size")
 
     return job

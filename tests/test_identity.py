@@ -18,6 +18,7 @@ from quark.errors import ConfigError, DataError
 from quark.files.journal import Journal
 from quark.onnx import GPTQConfig, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, fingerprint
 from quark.onnx.graph.model import load
+from quark.search.trials import Trying
 
 # ---- the digest of a model -------------------------------------------------------------------------------------------
 
@@ -143,8 +144,8 @@ def tried(job: str, proto: onnx.ModelProto, data: Any, values: dict[str, Any], l
 
     kinds = ["A8W8", "float"]
     if job == "sensitivity":
-        return sensitivity(proto, values, data, kinds, ledger=ledger).trials
-    found = search(proto, values, data, kinds, "sqnr>=1", ledger=ledger)
+        return sensitivity(proto, values, data, kinds, trying=Trying(ledger=ledger)).trials
+    found = search(proto, values, data, kinds, "sqnr>=1", trying=Trying(ledger=ledger))
     return found.layers, found.value, found.reported
 
 

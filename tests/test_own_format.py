@@ -35,6 +35,7 @@ from quark.torch.files import quantize_checkpoint
 from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
 from quark.torch.quantization.config.type import Dtype
 from quark.torch.search import search
+from quark.torch.sensitivity import TorchSearchGoal
 
 RNG = np.random.default_rng(29)
 X = (RNG.normal(size=(6, 40)) ** 3).astype(np.float32)
@@ -299,7 +300,7 @@ def test_no_other_program_reads_it(rows: None, program: str, where: str, tmp_pat
     with pytest.raises(ConfigError, match="does not read a format of your own such as fp8_e3m4; leave out --for"):
         check_before_work(llama(), config, chosen_format(None, program), program, tmp_path)
     with pytest.raises(ConfigError, match="such as int7"):
-        search(llama(), [IDS], ["int4_wo_32", "int7_wo_128", "float"], "sqnr>=8", program="vllm")
+        search(llama(), [IDS], ["int4_wo_32", "int7_wo_128", "float"], TorchSearchGoal("sqnr>=8", program="vllm"))
 
 
 def test_onnx_runtime_and_nobody_in_particular_read_it(rows: None, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from quark.onnx.forecast import forecast
 from quark.onnx.quantization.config.spec import CalibMethod
 from quark.onnx.search import save_plan, search
 from quark.onnx.sensitivity import sensitivity
+from quark.search.target import SearchGoal
 
 
 def nested(wide: float = 1.0) -> onnx.ModelProto:
@@ -128,7 +129,7 @@ def test_a_search_enters_bodies_and_its_file_makes_what_was_measured(tmp_path: P
     """Some layers in bodies get another candidate, and what the file makes has the SQNR that was measured."""
     proto, feeds = nested(), branch_feeds([True, False, True, True])
     kinds = ["uint8/int4", "A8W8", "float"]
-    found = search(proto, "A8W8", feeds, kinds, "sqnr>=38", budget="bits", evaluation=feeds, estimate=estimate)
+    found = search(proto, "A8W8", feeds, kinds, SearchGoal("sqnr>=38", "bits", evaluation=feeds, estimate=estimate))
     assert set(found.layers) == set(LAYERS) and found.met and set(found.layers.values()) > {"A8W8"}
     save_plan(tmp_path / "plan.yaml", "A8W8", found, "sqnr>=38", "bits")
     config = load_config(tmp_path / "plan.yaml")
@@ -145,7 +146,7 @@ def test_budgets_by_layer_that_know_no_bodies_say_so(tmp_path: Path, budget: str
     table.write_text("int8/int8: 1.0\nfloat/float: 8.0\n")
     words = "latency" if budget == "latency" else str(table)
     with pytest.raises(ConfigError, match=r"use --budget size or --budget bits .*n_y/then_branch/k"):
-        search(nested(), "A8W8", branch_feeds(FLAGS), ["A8W8", "float"], "sqnr>=30", budget=words)
+        search(nested(), "A8W8", branch_feeds(FLAGS), ["A8W8", "float"], SearchGoal("sqnr>=30", words))
 
 
 def test_a_plan_with_bodies_is_carried_out() -> None:

@@ -26,6 +26,7 @@ from quark.onnx.layer_runs import OnnxLayerRuns, opened
 from quark.onnx.one_pass import PLANNING, RANKING, Effort, Passes
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.search import search
+from quark.search.target import SearchGoal
 from quark.search.trials import study
 from quark.search.values import Study
 
@@ -159,7 +160,7 @@ def test_estimates_and_what_plans_rest_on_take_few_runs_together(count: int, eff
 
 
 def test_a_search_by_passes_meets_its_target() -> None:
-    found = search(data.model_path(), "A8W8_CPU", samples(8), NAMES[:2], "sqnr>=15", estimate=True)
+    found = search(data.model_path(), "A8W8_CPU", samples(8), NAMES[:2], SearchGoal("sqnr>=15", estimate=True))
     for name, _, *cells in layer_table(found.study).rows:  # of what is only estimated, too
         losses = [found.study.of(name, kind).loss for kind in found.study.candidates]
         assert cells == [f"{-10 * np.log10(loss):.1f} dB" for loss in losses]
@@ -169,13 +170,15 @@ def test_a_search_by_passes_meets_its_target() -> None:
 def test_a_table_of_energies_is_a_budget(tmp_path: Path) -> None:
     path, names = tmp_path / "npu.yaml", ("uint8/int8@channel", "uint16/int8@channel", "float")
     path.write_text("uint8/int8: 1\nuint16/int8: 3\nfloat/float: 20\n")
-    found = search(data.model_path(), "A8W8", samples(8), names, "sqnr>=10", str(path), estimate=True)
+    found = search(data.model_path(), "A8W8", samples(8), names, SearchGoal("sqnr>=10", str(path), estimate=True))
     macs = coverage(data.model_path()).macs
     assert found.costs["energy"] == pytest.approx(macs) and set(found.layers.values()) == {names[0]}  # all the cheapest
-    dear = search(data.model_path(), "A8W8", samples(8), names, limit=3 * macs, budget=str(path), estimate=True)
+    dear = search(
+        data.model_path(), "A8W8", samples(8), names, SearchGoal(budget=str(path), limit=3 * macs, estimate=True)
+    )
     assert macs < dear.costs["energy"] <= 3 * macs and dear.value > found.value
     wrong = {"uint8/int8: 1\n": "no line 'uint16/int8'", "uint8/int8: -1\n": "0 or more", "3\n": "lines"}
     for text, message in wrong.items():
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
-            search(data.model_path(), "A8W8", samples(4), names, "sqnr>=10", str(path), estimate=True)
+            search(data.model_path(), "A8W8", samples(4), names, SearchGoal("sqnr>=10", str(path), estimate=True))

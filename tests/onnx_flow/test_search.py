@@ -36,6 +36,8 @@ from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.tuners import preset_tuners
 from quark.onnx.search import in_order, save_plan, search
 from quark.onnx.sensitivity import sensitivity
+from quark.search.target import SearchGoal
+from quark.search.trials import Trying
 
 LAYERS = 5
 PLANTED = "conv3"  # reads a tensor with one channel 300 times the others
@@ -118,7 +120,7 @@ def test_a_search_chooses_between_calibration_methods_and_its_file_says_which(pa
     names = ["uint8/int8@channel", "uint8:percentile/int8@channel"]
     study = sensitivity(path, config, rare, names)
     assert len({study.of("conv0", name).loss for name in names}) == 2  # type: ignore[union-attr]
-    found = search(path, config, rare, names, limit=1e9)
+    found = search(path, config, rare, names, SearchGoal(limit=1e9))
     save_plan(tmp_path / "plan.yaml", config, found, None, "size")
     made = ModelQuantizer(Config(load_config(tmp_path / "plan.yaml"))).run(str(path), tmp_path / "q.onnx", rare)
     methods = {tensor.name: tensor.spec.method for tensor in made.plan if tensor.role == "activation"}
@@ -136,7 +138,7 @@ def stored(proto: onnx.ModelProto, names: Mapping[str, str]) -> int:
 
 def test_a_found_plan_has_its_size_exactly_and_protects_the_planted_layer(path: Path, tmp_path: Path) -> None:
     kinds = ["uint8/int4", "uint8/int8@channel", "float"]
-    found = search(path, "A8W8_CPU", feeds(), kinds, "sqnr>=16", compare=True)
+    found = search(path, "A8W8_CPU", feeds(), kinds, SearchGoal("sqnr>=16", compare=True))
     assert found.value >= 16 > 5 > found.uniform["uint8/int8@channel"][0]
     assert [layer for layer, name in found.layers.items() if name == "float"] == [PLANTED]
     assert "uint8/int4" in found.layers.values()
@@ -172,9 +174,11 @@ def test_a_plan_has_algorithms_per_layer(path: Path, tmp_path: Path, monkeypatch
     plain, tuned = "uint8/int4", "uint8/int4+adaround"
     study = sensitivity(path, "A8W8_CPU", feeds(), [plain, tuned])
     assert sum(study.of(layer, tuned).loss < 0.9 * study.of(layer, plain).loss for layer in study.layers) >= 3  # type: ignore[union-attr]
-    found = search(path, "A8W8_CPU", feeds(), [plain, tuned, "float"], limit=1e9, budget="bits", compare=True)
+    found = search(
+        path, "A8W8_CPU", feeds(), [plain, tuned, "float"], SearchGoal(budget="bits", limit=1e9, compare=True)
+    )
     assert found.uniform[tuned][0] > found.uniform[plain][0]
-    found = search(path, "A8W8_CPU", feeds(), [plain, tuned], limit=1e9, budget="size")
+    found = search(path, "A8W8_CPU", feeds(), [plain, tuned], SearchGoal(budget="size", limit=1e9))
     assert list(found.layers.values()).count(tuned) >= 3
     plan = tmp_path / "plan.yaml"
     save_plan(plan, "A8W8_CPU", found, None, "size")
@@ -218,7 +222,7 @@ def test_the_more_precise_layer_decides_about_a_shared_tensor() -> None:
 
 def test_workers_change_nothing(path: Path) -> None:
     kinds = ["uint8/int4", "uint8/int8"]
-    alone, shared = (sensitivity(path, "A8W8_CPU", feeds(2), kinds, workers=n) for n in (1, 2))
+    alone, shared = (sensitivity(path, "A8W8_CPU", feeds(2), kinds, trying=Trying(workers=n)) for n in (1, 2))
     assert [trial.loss for trial in alone.trials] == [trial.loss for trial in shared.trials]
 
 
@@ -233,7 +237,7 @@ def test_no_thread_parses_python(path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return parse(*args, **named)  # type: ignore[call-overload]
 
     monkeypatch.setattr(ast, "parse", watched)
-    sensitivity(path, "A8W8_CPU", feeds(2), ["uint8/int4", "uint8/int8"], workers=2)
+    sensitivity(path, "A8W8_CPU", feeds(2), ["uint8/int4", "uint8/int8"], trying=Trying(workers=2))
     tuner = AdaRoundConfig(num_iterations=2, batch_size=1, mem_opt_level=2, num_workers=2)
     config = config_of({"preset": "A8W8_CPU", "options": {"PrintSummary": False}})
     config.algorithms = [tuner]
@@ -276,7 +280,7 @@ def test_threads_that_take_turns_all_the_time_find_the_same(path: Path) -> None:
     try:
         sys.setswitchinterval(1e-6)
         for _ in range(25):
-            shared = sensitivity(path, "A8W8_CPU", feeds(1), kinds, workers=2)
+            shared = sensitivity(path, "A8W8_CPU", feeds(1), kinds, trying=Trying(workers=2))
             assert [trial.loss for trial in alone.trials] == [trial.loss for trial in shared.trials]
     finally:
         sys.setswitchinterval(before)
@@ -288,9 +292,9 @@ def test_a_function_of_the_users_ranks_and_is_a_target(path: Path, tmp_path: Pat
     task = f"{tmp_path / 'task.py'}:floats"
     found = sensitivity(path, "A8W8_CPU", feeds(2), ["uint8/int8"], task)
     assert {trial.loss for trial in found.trials} == {1.0}  # each trial takes one float weight away
-    plan = search(path, "A8W8_CPU", feeds(2), ["uint8/int8", "float"], "floats>=2", metric=task)
+    plan = search(path, "A8W8_CPU", feeds(2), ["uint8/int8", "float"], SearchGoal("floats>=2", metric=task))
     assert plan.value == 2 and list(plan.layers.values()).count("float") == 2
-    missed = search(path, "A8W8_CPU", feeds(2), ["uint8/int8"], "floats>=2", metric=task)
+    missed = search(path, "A8W8_CPU", feeds(2), ["uint8/int8"], SearchGoal("floats>=2", metric=task))
     assert not missed.met and missed.value == 0 and missed.reported is None and "function" in missed.notes[0]
     (tmp_path / "task.py").write_text("floats = lambda path: float('nan')\n")
     with pytest.raises(ConfigError, match="the metric of the float model is nan, so nothing can be compared with it"):
@@ -301,10 +305,11 @@ KILLED = """
 import os, signal, sys
 from tests.onnx_flow.test_search import feeds
 from quark.onnx.sensitivity import sensitivity
+from quark.search.trials import Trying
 def stop(done, total):
     if done == 4:
         os.kill(os.getpid(), signal.SIGKILL)
-sensitivity(sys.argv[1], "A8W8_CPU", feeds(), ["uint8/int4", "uint8/int8"], ledger=sys.argv[2], progress=stop)
+sensitivity(sys.argv[1], "A8W8_CPU", feeds(), ["uint8/int4", "uint8/int8"], trying=Trying(1, sys.argv[2], stop))
 """
 
 
@@ -319,14 +324,16 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(path: Path, tmp_pat
     assert len(kept) == 4
     seen: list[int] = []
     kinds = ["uint8/int4", "uint8/int8"]
-    again = sensitivity(path, "A8W8_CPU", feeds(), kinds, ledger=ledger, progress=lambda done, total: seen.append(done))
+    again = sensitivity(
+        path, "A8W8_CPU", feeds(), kinds, trying=Trying(ledger=ledger, progress=lambda done, total: seen.append(done))
+    )
     assert seen == list(range(5, 2 * LAYERS + 1))
     assert again.trials == sensitivity(path, "A8W8_CPU", feeds(), kinds).trials
     with pytest.raises(ConfigError, match="another data"):
-        sensitivity(path, "A8W8_CPU", feeds(2), kinds, ledger=ledger)
+        sensitivity(path, "A8W8_CPU", feeds(2), kinds, trying=Trying(ledger=ledger))
     with pytest.raises(ConfigError, match="another Percentile"):
         values = {"preset": "A8W8_CPU", "options": {"Percentile": 99.0}}
-        sensitivity(path, values, feeds(), kinds, ledger=ledger)
+        sensitivity(path, values, feeds(), kinds, trying=Trying(ledger=ledger))
 
 
 @pytest.mark.parametrize(
@@ -364,7 +371,7 @@ def test_other_mistakes_are_told_before_the_work(path: Path) -> None:
         ({"target": "f>=9", "metric": "none.py:f"}, "none.py:f"),
     ):
         with pytest.raises(ConfigError) as error:
-            search(path, "A8W8_CPU", feeds(), ["uint8/int8"], **arguments)
+            search(path, "A8W8_CPU", feeds(), ["uint8/int8"], SearchGoal(**arguments))
         assert words in str(error.value)
     with pytest.raises(ConfigError, match="mode 'dynamic'"):
         sensitivity(path, "UINT8_DYNAMIC_QUANT", feeds(), ["uint8/int8"])
@@ -372,7 +379,7 @@ def test_other_mistakes_are_told_before_the_work(path: Path) -> None:
 
 
 def test_latency_is_measured_per_layer_and_of_the_whole_plan(path: Path) -> None:
-    found = search(path, "A8W8_CPU", feeds(2), ["uint8/int8@channel", "float"], limit=1.0, budget="latency")
+    found = search(path, "A8W8_CPU", feeds(2), ["uint8/int8@channel", "float"], SearchGoal(budget="latency", limit=1.0))
     assert set(found.layers.values()) == {"float"}
     assert all(trial.costs["latency"] > 0 for trial in found.study.trials)
     assert found.uniform["float"][1]["latency"] == found.costs["latency"] > 0
@@ -389,7 +396,7 @@ def test_what_is_reported_is_measured_on_samples_that_neither_calibrate_nor_choo
         pairs = [[session(m).run(None, feed)[0].astype(np.float64) for m in (chain(), made)] for feed in part]
         noise = sum(((x - y) ** 2).sum() for x, y in pairs) / sum((x**2).sum() for x, _ in pairs)
         assert value == pytest.approx(-10 * np.log10(noise), abs=1e-6)
-    few = search(path, "A8W8_CPU", feeds(2), kinds, "sqnr>=16", evaluation=data[:3])
+    few = search(path, "A8W8_CPU", feeds(2), kinds, SearchGoal("sqnr>=16", evaluation=data[:3]))
     assert few.study.samples == 2 and few.reported is not None and "hint" in few.notes[0]
 
 

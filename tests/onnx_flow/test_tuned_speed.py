@@ -20,6 +20,7 @@ from quark.onnx import Config, ModelQuantizer, get_default_config, tuned_speed
 from quark.onnx.config_file import config_of, read_values
 from quark.onnx.result import Result
 from quark.onnx.search import save_plan, search
+from quark.search.target import SearchGoal
 
 
 def net() -> onnx.ModelProto:
@@ -164,7 +165,7 @@ def test_a_search_times_every_plan_once_and_its_file_repeats_what_was_found(
     calls = fastest(monkeypatch, tuned_speed.INTEGERS)
     onnx.save(net(), tmp_path / "m.onnx")
     values = {"preset": "A8W8_CPU", "options": {"TuneSpeed": True}}
-    found = search(tmp_path / "m.onnx", values, FEEDS, ["A8W8_CPU"], limit=1e9, budget="size")
+    found = search(tmp_path / "m.onnx", values, FEEDS, ["A8W8_CPU"], SearchGoal(budget="size", limit=1e9))
     assert found.settings == {"TuneSpeed": False, "TunedFloat": []}
     assert len(calls) == 1  # measured on the samples that choose and on those that report
     save_plan(tmp_path / "plan.yaml", values, found, None, "size")

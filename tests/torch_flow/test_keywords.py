@@ -117,7 +117,7 @@ def test_measurements_and_files(kind: type[Caller], tmp_path: Path) -> None:
     both = [quantized(kind, words, config) for words in (False, True)]
     assert torch.equal(*(answers(model, kind) for model in both))
     losses = [
-        sensitivity(build(kind, words), samples(kind), ["int8", "int4_wo_per_channel"], [], "sqnr").trials
+        sensitivity(build(kind, words), samples(kind), ["int8", "int4_wo_per_channel"], {"exclude": []}, "sqnr").trials
         for words in (False, True)
     ]
     assert len(losses[0]) >= 6 and losses[0] == losses[1]

@@ -20,6 +20,7 @@ from torch import nn
 
 from quark.errors import ConfigError
 from quark.files.journal import Journal
+from quark.search.trials import Trying
 from quark.torch import digest
 from quark.torch.auto import TorchGoal, auto
 from quark.torch.digest import identity_of, identity_of_model
@@ -42,11 +43,11 @@ def samples(seed: int = 1) -> list[dict[str, torch.Tensor]]:
 
 
 def tried(folder: Path, data: Any, ledger: Path, **other: Any) -> Any:
-    return sensitivity(folder, data, ["int4_wo_32"], ledger=ledger, **other).trials
+    return sensitivity(folder, data, ["int4_wo_32"], **other, trying=Trying(ledger=ledger)).trials
 
 
 def searched(folder: Path, data: Any, ledger: Path, **other: Any) -> Any:
-    found = search(folder, data, ["int4_wo_32", "fp8"], "kl<=1e9", ledger=ledger, **other)
+    found = search(folder, data, ["int4_wo_32", "fp8"], "kl<=1e9", **other, trying=Trying(ledger=ledger))
     return found.layers, found.value, found.reported
 
 
@@ -58,7 +59,7 @@ def found(folder: Path, data: Any, ledger: Path, **other: Any) -> Any:
 
 #: A job, and what of its settings is an input: the name of it in the sentence.
 JOBS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
-    (tried, {"exclude": ["*q_proj"]}, "configuration: exclude"),
+    (tried, {"left_float": {"exclude": ["*q_proj"]}}, "configuration: exclude"),
     (searched, {"config": {"scheme": "fp8", "kv_cache": "fp8"}}, "configuration: "),
     (found, {"purpose": "llama.cpp"}, "purpose"),
 ]

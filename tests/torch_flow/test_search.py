@@ -22,6 +22,8 @@ from quark.errors import ConfigError
 from quark.numerics.formats import Block
 from quark.observers import SEARCHES
 from quark.onnx.sensitivity import sensitivity as onnx_sensitivity
+from quark.search.target import SearchGoal
+from quark.search.trials import Trying
 from quark.torch import ModelQuantizer
 from quark.torch.config.algorithms import AlgoConfig, GPTQConfig
 from quark.torch.config.model import QConfig
@@ -31,7 +33,7 @@ from quark.torch.config_file import check_candidate, config_of, read_values
 from quark.torch.export.api import export_gguf
 from quark.torch.layer_runs import lay_out, measure, open_runs, traffic_of
 from quark.torch.search import ASKED, save_plan, search, types_of
-from quark.torch.sensitivity import sensitivity
+from quark.torch.sensitivity import TorchSearchGoal, sensitivity
 
 transformers = pytest.importorskip("transformers")
 
@@ -131,14 +133,14 @@ def test_every_output_counts(estimate: bool, names: tuple[str, ...], caplog: pyt
     model, data = TwoHeads(*names), [torch.randn(8, 16) for _ in range(8)]
     config = {"scheme": "int8", "exclude": []}
     candidates = ["int8", "int4_wo_per_channel", "float"]
-    found = search(model, data, candidates, "sqnr>=30", config=config, estimate=estimate)
+    found = search(model, data, candidates, SearchGoal("sqnr>=30", estimate=estimate), config=config)
     assert found.met and found.layers["second"] == "float" and found.reported is not None and found.reported < 60
     trial = found.study.of("second", "int8")
     assert trial is not None and trial.loss == pytest.approx(1.5e-3, rel=0.7)
     assert "kl is of the first" not in caplog.text
-    errors = search(model, data, candidates, "mse<=1e-3", config=config, estimate=estimate)
+    errors = search(model, data, candidates, SearchGoal("mse<=1e-3", estimate=estimate), config=config)
     assert errors.met and errors.study.metric == "sqnr"
-    sensitivity(model, data[:1], ["int8"], exclude=[])
+    sensitivity(model, data[:1], ["int8"], {"exclude": []})
     assert "kl is of the first of the model's 2 outputs" in caplog.text
 
 
@@ -154,7 +156,7 @@ def test_losses_and_metrics_are_those_of_the_onnx_flow(caplog: pytest.LogCapture
     feeds = [{"x": one.numpy()} for one in data]
     floats = {"preset": "A8W8", "options": {"OpTypesToExcludeOutputQuantization": ["Gemm"]}}  # as torch leaves outputs
     there = onnx_sensitivity(proto, floats, feeds, ["int8/int8"], metric="sqnr")
-    here = sensitivity(net, data, ["int8"], exclude=[], metric="sqnr")
+    here = sensitivity(net, data, ["int8"], {"exclude": []}, metric="sqnr")
     for name in ("body", "first", "second"):
         one, other = here.of(name, "int8"), there.of(name, "int8/int8")
         assert one is not None and other is not None
@@ -219,7 +221,7 @@ def test_nothing_is_compared_with_a_float_model_whose_metric_is_no_number(tmp_pa
 def test_a_function_of_the_users_may_have_the_name_of_a_measure(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("import torch\nsqnr = lambda model: model(torch.ones(2, 32)).sum().item()\n")
     model, metric = nn.Linear(32, 4), f"{tmp_path / 'task.py'}:sqnr"
-    found = sensitivity(model, [torch.ones(2, 32)], ["mxfp4", "float"], exclude=[], metric=metric)
+    found = sensitivity(model, [torch.ones(2, 32)], ["mxfp4", "float"], {"exclude": []}, metric=metric)
     assert [row[3] for row in layer_table(found).rows] == [f"{model(torch.ones(2, 32)).sum().item():.4g}"]
 
 
@@ -279,7 +281,7 @@ def has_range(config: Any) -> bool:
 def test_a_layer_is_tried_under_a_calibration_method_as_its_file_quantizes_it() -> None:
     model, names, layer = llama(), ("int4_wo_per_channel", "int4_wo_per_channel:mse"), "model.layers.2.self_attn.k_proj"
     rest = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != layer]
-    study = sensitivity(model, samples(1), names, exclude=rest)
+    study = sensitivity(model, samples(1), names, {"exclude": rest})
     losses = {one.candidate: one.loss for one in study.trials}
     assert set(losses) == set(names) and len(set(losses.values())) == 2
     config = config_of({"scheme": names[0], "layers": {layer: names[1]}}, model)
@@ -305,7 +307,7 @@ def test_an_algorithm_for_single_layers_leaves_the_others_alone() -> None:
 def test_a_layer_that_a_candidate_does_not_fit_gets_another() -> None:
     model = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 8))
     data = [torch.randn(4, 64, generator=torch.Generator().manual_seed(k)) for k in range(2)]
-    found = search(model, data, ["int4_wo_32", "int8_wo_per_channel"], limit=1e9, metric=None)
+    found = search(model, data, ["int4_wo_32", "int8_wo_per_channel"], SearchGoal(limit=1e9))
     assert found.study.of("2", "int4_wo_32") is None
     cheap = search(model, data, ["int4_wo_32", "int8_wo_per_channel"], "sqnr>=1")
     assert cheap.layers == {"0": "int4_wo_32", "2": "int8_wo_per_channel"}
@@ -313,7 +315,9 @@ def test_a_layer_that_a_candidate_does_not_fit_gets_another() -> None:
 
 def test_a_plan_for_vllm_has_one_scheme_for_what_it_fuses_and_an_unreached_target_is_told() -> None:
     kinds = ["int4_wo_32", "int8_wo_per_channel"]
-    free, bound = (search(llama(), samples(4), kinds, "kl<=0.1", program=program) for program in (None, "vllm"))
+    free, bound = (
+        search(llama(), samples(4), kinds, TorchSearchGoal("kl<=0.1", program=program)) for program in (None, "vllm")
+    )
     groups = [
         [f"model.layers.{k}.{part}" for part in parts]
         for k in range(3)
@@ -338,26 +342,26 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
 
     ledger = tmp_path / "ledger.json"
     with pytest.raises(KeyboardInterrupt):
-        sensitivity(llama(), samples(), ["int4_wo_32"], ledger=ledger, progress=stop)
+        sensitivity(llama(), samples(), ["int4_wo_32"], trying=Trying(ledger=ledger, progress=stop))
     assert len(json.loads(ledger.read_text())["values"]) == 5
     seen: list[int] = []
     again = sensitivity(
-        llama(), samples(), ["int4_wo_32"], ledger=ledger, progress=lambda done, total: seen.append(done)
+        llama(), samples(), ["int4_wo_32"], trying=Trying(ledger=ledger, progress=lambda done, total: seen.append(done))
     )
     assert seen == list(range(6, 22))
     assert again.trials == sensitivity(llama(), samples(), ["int4_wo_32"]).trials
     with pytest.raises(ConfigError, match="another data"):
-        sensitivity(llama(), samples(1), ["int4_wo_32"], ledger=ledger)
+        sensitivity(llama(), samples(1), ["int4_wo_32"], trying=Trying(ledger=ledger))
     other = llama()
     with torch.no_grad():
         other.lm_head.weight[0, 0] += 1
     with pytest.raises(ConfigError, match="another model"):
-        sensitivity(other, samples(), ["int4_wo_32"], ledger=ledger)
+        sensitivity(other, samples(), ["int4_wo_32"], trying=Trying(ledger=ledger))
 
 
 @pytest.mark.slow
 def test_processes_change_nothing(folder: Path) -> None:
-    alone, shared = (sensitivity(folder / "model", samples(), ["int4_wo_32"], workers=n) for n in (1, 2))
+    alone, shared = (sensitivity(folder / "model", samples(), ["int4_wo_32"], trying=Trying(workers=n)) for n in (1, 2))
     assert [trial.loss for trial in alone.trials] == [trial.loss for trial in shared.trials]
 
 
@@ -365,7 +369,7 @@ def test_threads_do_not_meet_in_one_model(folder: Path) -> None:
     """With ``--backend threading``: one after the other."""
     alone = sensitivity(folder / "model", samples(), ["int4_wo_32"])
     with joblib.parallel_config("threading"):
-        shared = sensitivity(folder / "model", samples(), ["int4_wo_32"], workers=4)
+        shared = sensitivity(folder / "model", samples(), ["int4_wo_32"], trying=Trying(workers=4))
     assert [(trial.layer, trial.loss) for trial in shared.trials] == [(one.layer, one.loss) for one in alone.trials]
 
 
@@ -384,8 +388,13 @@ def test_threads_do_not_meet_in_one_model(folder: Path) -> None:
     ],
 )
 def test_mistakes_are_told(arguments: dict[str, Any], words: str) -> None:
+    arguments = dict(arguments)
     with pytest.raises(ConfigError) as error:
-        search(llama(), samples(1), **{"candidates": ["int4_wo_32"], **arguments})
+        kinds, config = (
+            arguments.pop(name, usual) for name, usual in (("candidates", ["int4_wo_32"]), ("config", None))
+        )
+        trying = Trying(arguments.pop("workers", 1))
+        search(llama(), samples(1), kinds, TorchSearchGoal(**arguments), config, trying)
     assert words in str(error.value)
 
 
@@ -423,14 +432,14 @@ def test_a_table_of_energies_is_a_budget(tmp_path: Path) -> None:
     path, names, model = tmp_path / "npu.yaml", ("int4_wo_32", "int8_wo_per_channel", "float"), llama()
     path.write_text("float/int4: 1\nfloat/int8: 3\nfloat/float: 20\n")
     macs = sum(one.weight.numel() * 24 for name, one in model.named_modules() if name.endswith("_proj"))
-    cheap = search(model, samples(8), names, "kl<=1000", str(path), estimate=True)
+    cheap = search(model, samples(8), names, SearchGoal("kl<=1000", str(path), estimate=True))
     assert cheap.costs["energy"] == macs and set(cheap.layers.values()) == {"int4_wo_32"}
-    found = search(model, samples(8), names, limit=3 * macs, budget=str(path), estimate=True)
+    found = search(model, samples(8), names, SearchGoal(budget=str(path), limit=3 * macs, estimate=True))
     assert macs < found.costs["energy"] <= 3 * macs and found.value < cheap.value
     for name, types in (("nvfp4", "fp4/fp4"), ("int4_fp8", "fp8_e4m3/int4"), ("float", "float/float")):
         assert types_of(name) == types
     with pytest.raises(ConfigError, match="no line 'float/uint4', for the candidate 'uint4_wo_32'"):
-        ASKED.goal("kl<=1", None, str(path), None, ["uint4_wo_32"])
+        ASKED.target(SearchGoal("kl<=1", str(path)), ["uint4_wo_32"])
 
 
 def test_types_of_gguf_are_candidates_with_the_bytes_of_the_file(tmp_path: Path) -> None:
@@ -441,7 +450,13 @@ def test_types_of_gguf_are_candidates_with_the_bytes_of_the_file(tmp_path: Path)
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
     data = [{"input_ids": torch.randint(0, 64, (1, 16))} for _ in range(4)]
-    found = search(model, data, ("Q2_K", "Q6_K", "float"), "kl<=1e-4", config="Q2_K", program="llama.cpp", rounds=3)
+    found = search(
+        model,
+        data,
+        ("Q2_K", "Q6_K", "float"),
+        TorchSearchGoal("kl<=1e-4", rounds=3, program="llama.cpp"),
+        config="Q2_K",
+    )
     kinds = set(found.layers.values())
     sizes = {"Q2_K": 84, "Q6_K": 210, "float": 512}  # bytes of 256 numbers
     assert {trial.candidate: trial.costs["size"] for trial in found.study.trials} == {

@@ -144,7 +144,7 @@ class Wanted:
     json: Json = False
 
     def asked(self) -> dict[str, Any]:
-        """What ``search`` of either flow is asked, as its keywords."""
+        """The fields of what ``search`` of either flow is asked."""
         names = ("target", "budget", "limit", "metric", "rounds", "compare", "estimate")
         return {name: getattr(self, name) for name in names}
 

@@ -33,7 +33,8 @@ from quark.report.progress import bars
 from quark.report.verdict import Line
 from quark.search.parts import Split
 from quark.search.plan_file import check_kind
-from quark.search.target import parse_target
+from quark.search.target import SearchGoal, parse_target
+from quark.search.trials import Trying
 from quark.search.values import FLOAT, Found
 
 #: Candidates of a search where none are given: the preset, more bits for activations, none.
@@ -68,9 +69,7 @@ def run_sensitivity(request: Rank) -> None:
             samples,
             candidates,
             request.metric,
-            request.workers,
-            request.ledger,
-            partial(update, "layers"),
+            Trying(request.workers, request.ledger, partial(update, "layers")),
         )
     tell_study(found, request.model, "samples", {"config": values}, request.report, request.json)
 
@@ -103,11 +102,8 @@ def run_search(request: SearchRequest) -> None:
             values,
             samples,
             candidates,
-            evaluation=held_out,
-            workers=request.workers,
-            ledger=request.ledger,
-            progress=partial(update, "layers"),
-            **wanted.asked(),
+            SearchGoal(evaluation=held_out, **wanted.asked()),
+            Trying(request.workers, request.ledger, partial(update, "layers")),
         )
     parts = split_of(samples, held_out, wanted.metric is not None)
     shown = _shown(parts, samples if held_out is None else held_out)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import plan_verdict
@@ -17,6 +18,9 @@ from quark.report.progress import bars
 from quark.search.plan_file import check_kind
 from quark.search.target import LANGUAGE, check_one
 from quark.search.values import FLOAT
+
+if TYPE_CHECKING:
+    from quark.torch.sensitivity import TorchTrying
 
 #: What a layer may become beside the scheme where no candidates are given.
 USUAL = ("int8_wo_per_channel", FLOAT)
@@ -64,6 +68,14 @@ def windows_of(request: TriedLayers, data: Path, ahead: int = 0) -> list[dict[st
     return [{"input_ids": part[None]} for part in parts]
 
 
+def trying(request: RankLayers | SearchLayers, update: Callable[..., None]) -> TorchTrying:
+    """How layers are tried, with a bar."""
+    from quark.torch.sensitivity import TorchTrying
+
+    told = partial(update, "layers")
+    return TorchTrying(request.workers, request.ledger, told, request.device, request.trust_remote_code)
+
+
 def run_sensitivity(request: RankLayers) -> None:
     """Rank the layers, on standard output."""
     candidates, data = candidates_of(request, request.scheme), given(request)
@@ -79,14 +91,9 @@ def run_sensitivity(request: RankLayers) -> None:
             request.model,
             samples,
             candidates,
-            request.left_float.get("exclude"),
+            request.left_float,
             request.metric,
-            request.workers,
-            request.ledger,
-            partial(update, "layers"),
-            request.device,
-            request.trust_remote_code,
-            request.exclude,
+            trying(request, update),
         )
     tell_study(found, request.model, "windows", {}, request.report, request.json)
 
@@ -112,9 +119,11 @@ def run_search(request: SearchLayers) -> None:
     check_data(request.model, wanted.eval_data)
     from quark.torch.config_file import schemes_of
     from quark.torch.search import ASKED, save_plan, search
+    from quark.torch.sensitivity import TorchSearchGoal
 
     candidates, values = asked(request)
-    ASKED.goal(wanted.target, wanted.limit, wanted.budget, wanted.metric, candidates)
+    goal = TorchSearchGoal(program=request.program, **wanted.asked())
+    ASKED.target(goal, candidates)
     check_kind(wanted.output, "--output")
     samples = windows_of(request, data)
     held_out = None if wanted.eval_data is None else windows_of(request, wanted.eval_data, ahead=1)
@@ -123,15 +132,9 @@ def run_search(request: SearchLayers) -> None:
             request.model,
             samples,
             candidates,
-            config=values,
-            evaluation=held_out,
-            workers=request.workers,
-            ledger=request.ledger,
-            progress=partial(update, "layers"),
-            device=request.device,
-            trust_remote_code=request.trust_remote_code,
-            program=request.program,
-            **wanted.asked(),
+            replace(goal, evaluation=held_out),
+            values,
+            trying(request, update),
         )
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
     read_by = ""

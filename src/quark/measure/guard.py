@@ -108,23 +108,15 @@ class Parts:
         return f"put back: on calibration data the loss was {self.losses[0.0]:.4g} without it and {with_it}"
 
 
-@dataclass(frozen=True)
-class Kept(Generic[Change]):
-    """Which of many changes stay, and the sentence about the others."""
-
-    changes: Sequence[Change]
-    reason: str = ""
-
-
 def kept(
     changes: Sequence[Change],
     without: Loss,
     loss: Callable[[], Loss],
     put: Callable[[Sequence[Change], bool], None],
     name: Callable[[Change], str],
-) -> Kept[Change]:
+) -> tuple[Sequence[Change], str]:
     """The changes that stay, of those that are all made: all where the model does not lose by them, else the halves
-    of them that surely gain.
+    of them that surely gain; and the sentence about the others, empty where all stay.
 
     Args:
         changes: in the order of the model.
@@ -136,7 +128,7 @@ def kept(
     with_it = loss()
     log.info("loss %.6g without, %.6g with all changes", without.total, with_it.total)
     if gain(with_it.noise, without.noise).harmless or not np.isfinite(without.total):
-        return Kept(changes)
+        return changes, ""
     put(changes, False)
     stay, left = _halves(changes, without, loss, put, HALVINGS)
     back = [name(change) for change in changes if change not in stay]
@@ -144,7 +136,7 @@ def kept(
         f"put back in {len(back)} of {len(changes)} layers: on calibration data the model's loss was "
         f"{without.total:.4g} without it, {with_it.total:.4g} with all of it and is {left.total:.4g} now; put back: "
     )
-    return Kept(stay, reason + ", ".join(map(repr, back)))
+    return stay, reason + ", ".join(map(repr, back))
 
 
 def _halves(

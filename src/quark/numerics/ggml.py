@@ -285,11 +285,10 @@ def row(
     largest: int,
     fit: Fit,
     write: Callable[[Fields], np.ndarray],
-    sub: int = BLOCK,
-    units: int = 1,
+    scales: tuple[int, int] = (BLOCK, 1),
 ) -> Ggml:
-    """A row of ``GGML``."""
-    bits = int(kind[1])
+    """A row of ``GGML``; ``scales``: values that share a scale, and in how many steps it is stored."""
+    bits, (sub, units) = int(kind[1]), scales
     return Ggml(
         kind.lower(),
         Int(f"int{bits}", bits),
@@ -313,10 +312,10 @@ GGML = {
         row("Q5_0", 22, 16, around_zero, ggml_bytes.q5_0),
         row("Q5_1", 24, 31, above_minimum, ggml_bytes.q5_1),
         row("Q8_0", 34, 127, in_bytes, ggml_bytes.q8_0),
-        row("Q2_K", 84, 3, scaled_above_minima, ggml_bytes.q2_k, sub=16, units=15),
-        row("Q3_K", 110, 4, scaled_around_zero, ggml_bytes.q3_k, sub=16, units=32),
-        row("Q4_K", 144, 15, scaled_above_minima, ggml_bytes.q4_k, sub=32, units=63),
-        row("Q5_K", 176, 31, scaled_above_minima, ggml_bytes.q5_k, sub=32, units=63),
-        row("Q6_K", 210, 32, scaled_around_zero, ggml_bytes.q6_k, sub=16, units=128),
+        row("Q2_K", 84, 3, scaled_above_minima, ggml_bytes.q2_k, (16, 15)),
+        row("Q3_K", 110, 4, scaled_around_zero, ggml_bytes.q3_k, (16, 32)),
+        row("Q4_K", 144, 15, scaled_above_minima, ggml_bytes.q4_k, (32, 63)),
+        row("Q5_K", 176, 31, scaled_above_minima, ggml_bytes.q5_k, (32, 63)),
+        row("Q6_K", 210, 32, scaled_around_zero, ggml_bytes.q6_k, (16, 128)),
     )
 }

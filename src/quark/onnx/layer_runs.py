@@ -60,7 +60,7 @@ from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Fed, Made, QuantizedBody, entered, install
 from quark.report.process import lent
-from quark.search.trials import Measured, Pair, TriedModel, by_function
+from quark.search.trials import ONE_BY_ONE, Measured, Pair, TriedModel, Trying, by_function
 from quark.search.values import check_distinct
 
 MODEL = "float.onnx"
@@ -213,8 +213,7 @@ def open_runs(
     job: Job,
     names: Sequence[str],
     reader: Any,
-    workers: int = 1,
-    ledger: str | Path | None = None,
+    trying: Trying = ONE_BY_ONE,
 ) -> Iterator[OnnxLayerRuns]:
     """Prepare, calibrate once, and lay everything out for the trials; no other process works on the ledger meanwhile.
 
@@ -223,17 +222,16 @@ def open_runs(
         job: of the whole model; its rules decide which layers may be quantized at all.
         names: the candidates.
         reader: the samples.
-        workers: how many trials run at once.
-        ledger: of the trials.
+        trying: how many trials run at once, and where finished ones are kept.
 
     Raises:
         ConfigError: a job that is not static, an unknown candidate, or nothing that can be quantized.
         DataError: no samples, or no float output to compare.
     """
-    with Scratch(job.options) as scratch, Journal.held(ledger):
+    with Scratch(job.options) as scratch, Journal.held(trying.ledger):
         candidates = candidate_layers(names, job)
         try:
-            yield _laid_out(model_input, job, candidates, reader, scratch, workers)
+            yield _laid_out(model_input, job, candidates, reader, scratch, trying.workers)
         finally:
             opened.cache_clear()  # trials have opened models of a folder that is to be removed
 

@@ -21,6 +21,7 @@ import onnx
 from quark.config.job import repeating
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
+from quark.files.journal import Journal
 from quark.onnx import layer_runs
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.config_file import config_of
@@ -37,14 +38,14 @@ from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantization.config.tuners import split
 from quark.onnx.quantizer import ModelQuantizer
 from quark.search import parts
-from quark.search.loop import Question
+from quark.search.loop import question_of
 from quark.search.loop import sums as sums_of
 from quark.search.parts import Split
-from quark.search.plan_file import question_words, write_found
+from quark.search.plan_file import base_values, question_words, write_found
 from quark.search.plan_metric import PlanCosts, PlanMetric
 from quark.search.solve import searched
-from quark.search.target import Asked
-from quark.search.trials import Progress
+from quark.search.target import Asked, SearchGoal, goal_of
+from quark.search.trials import ONE_BY_ONE, Trying
 from quark.search.values import FLOAT, Found, Study
 
 Model = str | Path | onnx.ModelProto
@@ -134,17 +135,8 @@ def search(
     config: Mapping[str, Any] | str,
     samples: Any,
     candidates: Sequence[str],
-    target: str | None = None,
-    budget: str = "size",
-    limit: float | None = None,
-    metric: str | None = None,
-    evaluation: Any = None,
-    workers: int = 1,
-    ledger: str | Path | None = None,
-    rounds: int = 8,
-    compare: bool = False,
-    progress: Progress | None = None,
-    estimate: bool = False,
+    goal: SearchGoal | str,
+    trying: Trying = ONE_BY_ONE,
 ) -> Found:
     """The cheapest plan that meets a target, or the most precise one within a limit; quantized for real and measured.
 
@@ -157,43 +149,29 @@ def search(
         samples: half of them calibrate and try single layers, a quarter chooses the plan, and a quarter, which decides
             nothing, says how good it is; of fewer than 4 samples none is set apart.
         candidates: what a layer may become.
-        target: such as ``sqnr>=30``; a metric of ``ASKED``, or any name where ``metric`` is given.
-        budget: ``size``, ``bits``, ``latency``, or the file of a table of energies: what is to be small.
-        limit: the most of ``budget``, in the place of a target: bytes, bits or seconds.
-        metric: ``file.py:function``, called with the path of a model, gives the metric of the target.
-        evaluation: samples that plans are measured on, half to choose and half to report; all of ``samples`` then
-            calibrate.
-        workers, ledger: trials at a time; a JSON file that finished trials and measurements are kept in.
-        rounds, compare: plans that are measured, at most; also measure every candidate for all layers.
-        progress: called with the number of finished trials and of all.
-        estimate: layers by a few passes (``quark.onnx.one_pass``), and more of them where the plan rests on them.
+        goal: what is asked for; a target such as ``sqnr>=30``.
+        trying: how many layers at a time, and where finished trials and measurements are kept.
 
     Raises:
         ConfigError: an unknown name, a limit below the cheapest plan, or a ledger of something else.
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
-    values = {"preset": config} if isinstance(config, str) else dict(config)
-    if estimate and metric is not None:
+    values, asked = base_values(config, "preset"), goal_of(goal)
+    if asked.estimate and asked.metric is not None:
         raise ConfigError("--estimate follows errors to the outputs: a function of your own needs whole models, trials")
-    goal = ASKED.goal(target, limit, budget, metric, candidates)
-    job = Config(config_of(values)).compile()
-    samples, evaluation = as_reader(model_input, samples), as_reader(model_input, evaluation)
-    split = split_of(samples, evaluation, metric is not None)
+    target, job = ASKED.target(asked, candidates), Config(config_of(values)).compile()
+    reader, evaluation = as_reader(model_input, samples), as_reader(model_input, asked.evaluation)
+    split = split_of(reader, evaluation, asked.metric is not None)
     settings: dict[str, Mapping[str, Any]] = {}
-    with open_runs(model_input, job, candidates, split.fit, workers, ledger) as made:
-        _check_bodies(made, budget)
-        estimates = partial(planning, made) if estimate else None
-        question = Question(goal, budget, limit, rounds, compare, (), metric, estimates)
-        found = searched(
-            made,
-            lambda book: FileMetric(
-                values, split.fit, goal.metric, metric, book, made.data, model_input, made.common, made.moved, settings
-            ),
-            split,
-            question,
-            ledger,
-            progress,
-        )
+    with open_runs(model_input, job, candidates, split.fit, trying) as made:
+        _check_bodies(made, asked.budget)
+        question = question_of(asked, target, partial(planning, made))
+
+        def plans(book: Journal) -> FileMetric:
+            means = values, split.fit, target.metric, asked.metric, book, made.data
+            return FileMetric(*means, model_input, made.common, made.moved, settings)
+
+        found = searched(made, plans, split, question, trying)
     return replace(found, layers=in_order(found.layers), settings=settings.get(_key(found.layers), {}))
 
 
@@ -243,8 +221,7 @@ def save_plan(path: Path, config: Mapping[str, Any] | str, found: Found, target:
         found: what it returned.
         target, budget: what was asked for, for the reader of the file.
     """
-    values: dict[str, Any] = {"preset": config} if isinstance(config, str) else dict(config)
-    asked = question_words(target, budget)
+    values, asked = base_values(config, "preset"), question_words(target, budget)
     options = {**(values.get("options") or {}), **found.settings}
     values |= {"options": options} if options else {}
     how = (

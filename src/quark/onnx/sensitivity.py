@@ -10,7 +10,6 @@ what joblib is set to (``joblib.parallel_config``): processes, or a cluster that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from quark.errors import ConfigError
@@ -21,7 +20,7 @@ from quark.onnx.layer_runs import open_runs
 from quark.onnx.one_pass import Passes
 from quark.onnx.quantization.config.config import Config, QuantizationConfig
 from quark.search.function import check_metric
-from quark.search.trials import MEASURES, Progress, ranked
+from quark.search.trials import MEASURES, ONE_BY_ONE, Trying, ranked
 from quark.search.values import Study
 
 Settings = Config | QuantizationConfig | Mapping[str, Any] | str
@@ -33,9 +32,7 @@ def sensitivity(
     samples: Any,
     candidates: Sequence[str] | None = None,
     metric: str = "sqnr",
-    workers: int = 1,
-    ledger: str | Path | None = None,
-    progress: Progress | None = None,
+    trying: Trying = ONE_BY_ONE,
 ) -> Study:
     """The loss of every layer under every candidate, with only that layer quantized.
 
@@ -48,9 +45,7 @@ def sensitivity(
         candidates: presets, pairs of data types, ``float``; ``quark.onnx.quantization.config.candidates``. The preset
             of the configuration when omitted.
         metric: a name in ``MEASURES``, or ``file.py:function``, called with the path of a model.
-        workers: trials at a time.
-        ledger: a JSON file that finished trials are kept in; a run that was killed goes on with it.
-        progress: called with the number of finished trials and of all.
+        trying: how many at a time, and where finished trials are kept.
 
     Returns:
         The trials, with ``size`` and ``bits`` of every layer.
@@ -63,8 +58,8 @@ def sensitivity(
     base, names = settings_of(config, candidates)
     check_metric(metric, MEASURES)
     reader = as_reader(model_input, samples)
-    with open_runs(model_input, Config(base).compile(), names, reader, workers, ledger) as made:
-        return ranked(made, metric, ledger, progress)
+    with open_runs(model_input, Config(base).compile(), names, reader, trying) as made:
+        return ranked(made, metric, trying)
 
 
 def settings_of(config: Settings, candidates: Sequence[str] | None) -> tuple[QuantizationConfig, list[str]]:

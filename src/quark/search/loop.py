@@ -26,11 +26,13 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.search.knapsack import SLACK, choose
 from quark.search.refine import Alone
-from quark.search.target import Target
+from quark.search.target import SearchGoal, Target
 from quark.search.values import Study, total
 
 Plan = tuple[str, ...]
 Measure = Callable[[Sequence[str]], float]
+Estimate = Callable[[str], tuple[Study, Alone]]
+Groups = Sequence[Sequence[str]]
 Costs = Callable[[Sequence[str]], Mapping[str, float]]
 #: Plans that are measured until one is within a limit as a whole.
 NARROWED = 5
@@ -68,9 +70,15 @@ class Question:
     limit: float | None = None
     rounds: int = 8
     compare: bool = False
-    together: Sequence[Sequence[str]] = ()
+    together: Groups = ()
     function: str | None = None
-    estimate: Callable[[str], tuple[Study, Alone]] | None = None
+    estimate: Estimate | None = None
+
+
+def question_of(goal: SearchGoal, target: Target, estimate: Estimate, together: Groups = ()) -> Question:
+    """The question of a goal; ``estimate`` where layers are estimated."""
+    by = estimate if goal.estimate else None
+    return Question(target, goal.budget, goal.limit, goal.rounds, goal.compare, together, goal.metric, by)
 
 
 @dataclass

@@ -110,6 +110,11 @@ def write_found(path: Path, values: Mapping[str, Any], found: Found, asked: str,
     write_plan(path, {**values, "found": told, "layers": layers}, notes_of(found), head)
 
 
+def base_values(config: Mapping[str, Any] | str, key: str) -> dict[str, Any]:
+    """Keys and values of a configuration file, of which the name under ``key`` may be all that is given."""
+    return {key: config} if isinstance(config, str) else dict(config)
+
+
 def question_words(target: str | None, budget: str) -> str:
     """What a search was asked for."""
     return f"{target}, {budget} as small as possible" if target else f"least loss within the limit of {budget}"

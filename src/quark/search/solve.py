@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from quark.dataclass import dataclass
 from quark.files.journal import Journal
@@ -19,7 +18,7 @@ from quark.search.parts import Split
 from quark.search.plan_metric import PlanCosts, PlanMetric
 from quark.search.refine import Alone, refined
 from quark.search.ties import spread, tied
-from quark.search.trials import Progress, TriedModel, ledger_of, study
+from quark.search.trials import TriedModel, Trying, ledger_of, study
 from quark.search.values import Found, Study
 
 Measure = Callable[[Mapping[str, str]], float]
@@ -98,8 +97,7 @@ def searched(
     plans: Callable[[Journal], PlanMetric],
     split: Split,
     question: Question,
-    ledger: str | Path | None = None,
-    progress: Progress | None = None,
+    trying: Trying,
 ) -> Found:
     """The plan that answers a question, judged on samples that decided nothing.
 
@@ -108,8 +106,7 @@ def searched(
         plans: the metric of whole plans, given the ledger.
         split: the samples by what they decide; the layers are tried on those that fit.
         question: what is wanted.
-        ledger: a JSON file that finished trials and measurements are kept in.
-        progress: called with the number of finished trials and of all.
+        trying: how layers are tried.
 
     Raises:
         ConfigError: no plan is within the limit, or a ledger of something else.
@@ -117,9 +114,9 @@ def searched(
     target = question.target.metric
     name = "kl" if target in ("kl", "perplexity") else "sqnr"
     name = flow.USUAL if question.function is not None else name
-    book = ledger_of(flow, ledger, f"{name} for {target} by {digest_of(question.function)}")
+    book = ledger_of(flow, trying.ledger, f"{name} for {target} by {digest_of(question.function)}")
     if question.estimate is None:
-        found, alone = study(flow, name, book, progress), None
+        found, alone = study(flow, name, book, trying.progress), None
     else:
         found, alone = question.estimate(name)
     whole, report = plans(book).apart(split)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, nearest, unknown
@@ -117,6 +118,37 @@ def check_one(target: str | None, limit: float | None, example: str) -> None:
 
 
 @dataclass(frozen=True)
+class SearchGoal:
+    """What a search is asked for.
+
+    Attributes:
+        target: such as ``sqnr>=30``; any name where ``metric`` is given.
+        budget: what is to be small: ``size``, ``bits``, ``latency``, or the file of a table of energies.
+        limit: the most of ``budget``, in the place of a target: bytes, bits or seconds.
+        metric: ``file.py:function``, called with the path of an ONNX model or a torch model, gives the metric of the
+            target.
+        evaluation: samples that plans are measured on, half to choose and half to report; all others then calibrate.
+        rounds: plans that are measured, at most.
+        compare: also measure every candidate for all layers.
+        estimate: layers by a few passes, and more of them where the plan rests on them.
+    """
+
+    target: str | None = None
+    budget: str = "size"
+    limit: float | None = None
+    metric: str | None = None
+    evaluation: Any = None
+    rounds: int = 8
+    compare: bool = False
+    estimate: bool = False
+
+
+def goal_of(goal: SearchGoal | str) -> SearchGoal:
+    """What is asked for, where it may be the target alone."""
+    return SearchGoal(goal) if isinstance(goal, str) else goal
+
+
+@dataclass(frozen=True)
 class Asked:
     """What a flow can be asked for.
 
@@ -132,31 +164,28 @@ class Asked:
     example: str
     types: Callable[[str], str]
 
-    def goal(
-        self, target: str | None, limit: float | None, budget: str, function: str | None, candidates: Sequence[str] = ()
-    ) -> Target:
+    def target(self, goal: SearchGoal, candidates: Sequence[str] = ()) -> Target:
         """The target; for a limit one that everything meets.
 
         Args:
-            target, limit: one of them: what is to be reached, or the most of ``budget``.
-            budget: a name in ``BUDGETS``, or the file of a table of energies.
-            function: ``file.py:function`` of a metric of the user's.
-            candidates: what the table must have lines for.
+            goal: with a target or a limit.
+            candidates: what a table of energies must have lines for.
 
         Raises:
             ConfigError: neither or both, or an unknown metric or budget.
         """
         from quark.search.energy import check_table, is_table, read_table  # a quantization has no budget
 
-        if is_table(budget):
-            check_table(read_table(budget), candidates, self.types)
-        elif budget not in BUDGETS:
-            raise ConfigError(unknown("budget", budget, BUDGETS))
-        check_one(target, limit, self.example)
+        function = goal.metric
+        if is_table(goal.budget):
+            check_table(read_table(goal.budget), candidates, self.types)
+        elif goal.budget not in BUDGETS:
+            raise ConfigError(unknown("budget", goal.budget, BUDGETS))
+        check_one(goal.target, goal.limit, self.example)
         if function is not None:
             load_function(function)
-        if target is not None:
-            return parse_target(target, self.metrics, function is not None)
+        if goal.target is not None:
+            return parse_target(goal.target, self.metrics, function is not None)
         least = METRICS[self.usual]
         name = self.usual if function is None else function.rpartition(":")[2]
         return Target(name, least, -math.inf if least else math.inf)

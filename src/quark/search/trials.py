@@ -34,6 +34,24 @@ MEASURES = ("sqnr", "mse", "cosine", "kl")
 
 
 @dataclass(frozen=True)
+class Trying:
+    """How layers are tried.
+
+    Attributes:
+        workers: trials at a time; of a torch model in processes, which need its folder.
+        ledger: a JSON file that finished trials and measurements are kept in; a run that was killed goes on with it.
+        progress: called with the number of finished trials and of all.
+    """
+
+    workers: int = 1
+    ledger: str | Path | None = None
+    progress: Progress | None = None
+
+
+ONE_BY_ONE = Trying()
+
+
+@dataclass(frozen=True)
 class TriedLayer:
     """What is tried: its name, its operator or class, and its costs under every candidate that fits it."""
 
@@ -184,9 +202,9 @@ def study(
     return Study(tuple(trials), metric, flow.samples, time.perf_counter() - start)
 
 
-def ranked(flow: TriedModel, metric: str, ledger: str | Path | None, progress: Progress | None) -> Study:
+def ranked(flow: TriedModel, metric: str, trying: Trying) -> Study:
     """``study`` as a job of its own, with the file of its ledger."""
-    book = ledger_of(flow, ledger, digest_of(metric) if ":" in metric else metric)
-    found = study(flow, metric, book, progress)
+    book = ledger_of(flow, trying.ledger, digest_of(metric) if ":" in metric else metric)
+    found = study(flow, metric, book, trying.progress)
     book.settle()
     return found

@@ -49,7 +49,7 @@ from quark.torch.layer_runs import (
     running,
 )
 from quark.torch.quantizer import ModelQuantizer
-from quark.torch.sensitivity import ModelUse, costs_of, kept_bytes, matched, unfit
+from quark.torch.sensitivity import TorchSearchGoal, costs_of, kept_bytes, matched, unfit
 
 PURPOSES = {"genai": "onnxruntime-genai", **{name: name for name in PROGRAMS}}
 SMALLER = "a smaller one is within the tolerance"
@@ -231,7 +231,7 @@ class TorchSearch(Search[TorchTrial, TorchOutcome]):
 
     def size(self, values: Mapping[str, Any]) -> int:
         """Bytes of all tensors under a configuration."""
-        layers, how = matched(self.model, values).values(), (Traffic(), ModelUse(program=self.goal.program))
+        layers, how = matched(self.model, values).values(), (Traffic(), TorchSearchGoal(program=self.goal.program))
         saved = (costs_of(one, None, *how)["size"] - costs_of(one, one, *how)["size"] for one in layers)
         return round(self.float_bytes - sum(saved))
 

@@ -20,14 +20,14 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.files.private import private_folder
-from quark.search.loop import Question
+from quark.search.loop import question_of
 from quark.search.parts import split_of
-from quark.search.plan_file import question_words, write_found
+from quark.search.plan_file import base_values, question_words, write_found
 from quark.search.plan_metric import PlanMetric
 from quark.search.solve import searched
-from quark.search.target import LANGUAGE, Asked
+from quark.search.target import LANGUAGE, Asked, SearchGoal, goal_of
 from quark.search.ties import fused
-from quark.search.trials import Progress
+from quark.search.trials import ONE_BY_ONE, Trying
 from quark.search.values import FLOAT, Found
 from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import base_name, scheme
@@ -36,9 +36,8 @@ from quark.torch.config_file import WHOLE, check_values, config_of, split, templ
 from quark.torch.digest import digest_of_samples
 from quark.torch.export.before_work import check_built_in
 from quark.torch.layer_runs import FloatOutputs, lay_out, measure, running, traffic_of
-from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer
-from quark.torch.sensitivity import ModelUse, first_scheme, source_of, trials_of
+from quark.torch.sensitivity import NO_USE, TorchSearchGoal, first_scheme, source_of, trials_of
 
 
 def types_of(name: str) -> str:
@@ -99,22 +98,9 @@ def search(
     model: nn.Module | str | Path,
     samples: Iterable[Any],
     candidates: Sequence[str],
-    target: str | None = None,
-    budget: str = "size",
-    limit: float | None = None,
+    goal: SearchGoal | str,
     config: Mapping[str, Any] | str | None = None,
-    metric: str | None = None,
-    evaluation: Iterable[Any] | None = None,
-    workers: int = 1,
-    ledger: str | Path | None = None,
-    rounds: int = 8,
-    compare: bool = False,
-    progress: Progress | None = None,
-    device: str = "cpu",
-    trust_remote_code: bool = False,
-    machine: Machine = MI300X,
-    program: str | None = None,
-    estimate: bool = False,
+    trying: Trying = ONE_BY_ONE,
 ) -> Found:
     """The cheapest plan that meets a target, or the most precise one within a limit; quantized for real and measured.
 
@@ -124,45 +110,33 @@ def search(
         model: a float model, which is left as it was, or the folder of one.
         samples: half of them calibrate and try layers, a quarter chooses, a quarter reports; under 4 none is set apart.
         candidates: what a layer may become: schemes, ``scheme+gptq``, ``float``.
-        target: such as ``perplexity<=32`` or ``kl<=0.01``; any name where ``metric`` is given.
-        budget: what is to be small: ``size``, ``bits``, ``latency`` (the roofline of ``machine``), a file of energies.
-        limit: the most of ``budget``, in the place of a target: bytes, bits or seconds.
+        goal: what is asked for, a ``TorchSearchGoal`` where it matters what for; a target such as ``perplexity<=32``.
         config: a scheme, or keys and values of a configuration file: what holds for the whole model.
-        metric: ``file.py:function``, called with the model, gives the metric of the target.
-        evaluation: samples that plans are measured on, half to choose, half to report; all of ``samples`` then fit.
-        workers, ledger: processes, more than one need a folder; a JSON file that finished measurements are kept in.
-        rounds, compare: plans that are measured, at most; also measure every candidate for all layers.
-        progress: called with the number of finished trials and of all.
-        device, trust_remote_code, machine: for a model that is loaded from a folder; of the latency.
-        program: that will read the result: "vllm" wants layers that it fuses in one scheme.
-        estimate: layers by one backward pass, and trials where the plan rests on them.
+        trying: how many layers at a time, and where finished measurements are kept; a ``TorchTrying`` for a folder.
 
     Raises:
         ConfigError: an unknown name, a scheme that the program does not read, too low a limit, a ledger of another job.
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
-    values, goal = whole_values(config, candidates), ASKED.goal(target, limit, budget, metric, candidates)
-    source, given = source_of(model, workers, device, trust_remote_code), list(samples)
-    if program is not None:
-        check_read([split(name)[0] for name in candidates if name != FLOAT], program)
-    held_out = None if evaluation is None else list(evaluation)
-    apart, loaded = split_of(given, held_out, metric is not None), source.load()
-    with private_folder() as folder, Journal.held(ledger):
+    values, asked = whole_values(config, candidates), goal_of(goal)
+    target, use = ASKED.target(asked, candidates), asked if isinstance(asked, TorchSearchGoal) else NO_USE
+    source, given = source_of(model, trying), list(samples)
+    if use.program is not None:
+        check_read([split(name)[0] for name in candidates if name != FLOAT], use.program)
+    held_out = None if asked.evaluation is None else list(asked.evaluation)
+    apart, loaded = split_of(given, held_out, asked.metric is not None), source.load()
+    with private_folder() as folder, Journal.held(trying.ledger):
         common = lay_out(loaded, apart.fit, made(folder / "trials"))
-        trials = trials_of(source, loaded, common, values, candidates, ModelUse(machine, program))
+        trials = trials_of(source, loaded, common, values, candidates, use)
         if not trials.layers:
             raise ConfigError("the configuration decides about every layer, so there is nothing to search")
-        tied = together(loaded, [one.name for one in trials.layers], program)
-        question = Question(goal, budget, limit, rounds, compare, tied, metric, trials.estimated if estimate else None)
+        tied = together(loaded, [one.name for one in trials.layers], use.program)
         data = digest_of_samples(common.samples)
-        return searched(
-            trials,
-            lambda book: ModuleMetric(values, apart.fit, goal.metric, metric, book, data, loaded, common),
-            apart,
-            question,
-            ledger,
-            progress,
-        )
+
+        def plans(book: Journal) -> ModuleMetric:
+            return ModuleMetric(values, apart.fit, target.metric, asked.metric, book, data, loaded, common)
+
+        return searched(trials, plans, apart, question_of(asked, target, trials.estimated, tied), trying)
 
 
 def check_read(schemes: Sequence[str], program: str) -> None:
@@ -186,10 +160,7 @@ def whole_values(config: Mapping[str, Any] | str | None, candidates: Sequence[st
         ConfigError: a candidate or value that cannot work, or a whole ``QConfig``.
     """
     first = first_scheme(candidates)
-    values: dict[str, Any] = (
-        {"scheme": first} if config is None else {"scheme": config} if isinstance(config, str) else {}
-    )
-    values |= {} if config is None or isinstance(config, str) else dict(config)
+    values = base_values(first if config is None else config, "scheme")
     if WHOLE in values:
         raise ConfigError("a search needs a configuration file with the key scheme, not a whole QConfig")
     check_values(values)

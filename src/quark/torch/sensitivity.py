@@ -30,13 +30,15 @@ from quark.files.private import private_folder
 from quark.measure.outputs import loss_name
 from quark.search.function import check_metric
 from quark.search.refine import FEWER, Alone, affordable
+from quark.search.target import SearchGoal
 from quark.search.trials import (
     MEASURES,
+    ONE_BY_ONE,
     Measured,
     Pair,
-    Progress,
     TriedLayer,
     TriedModel,
+    Trying,
     by_function,
     estimated,
     ranked,
@@ -57,6 +59,8 @@ from quark.torch.matching import Match, bind, choose_all, find_candidates, is_ex
 from quark.torch.quantized_layer import OWN
 from quark.torch.stage import Stages
 
+#: Nothing is said of layers that stay float.
+USUAL_LAYERS: Mapping[str, Sequence[str]] = {}
 LLAMA = "llama.cpp"  # whose files have blocks of their own
 TRIED = 2
 """Samples on which layers are tried that a plan rests on, where the others are estimated."""
@@ -80,14 +84,28 @@ class Source:
 
 
 @dataclass(frozen=True)
-class ModelUse:
-    """What a model is made for: the machine of its latency, the program whose files' sizes count."""
+class TorchSearchGoal(SearchGoal):
+    """What a search of a torch model is asked for.
+
+    Attributes:
+        machine: of the latency, by its roofline.
+        program: that will read the result: the sizes of its files count, and "vllm" wants layers that it fuses in one
+            scheme.
+    """
 
     machine: Machine = MI300X
     program: str | None = None
 
 
-NO_USE = ModelUse()
+NO_USE = TorchSearchGoal()
+
+
+@dataclass(frozen=True)
+class TorchTrying(Trying):
+    """How layers of a torch model are tried; ``device`` and the other are for one that is loaded from a folder."""
+
+    device: str = "cpu"
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,14 +124,9 @@ def sensitivity(
     model: nn.Module | str | Path,
     samples: Iterable[Any],
     candidates: Sequence[str],
-    exclude: Sequence[str] | None = None,
+    left_float: Mapping[str, Sequence[str]] = USUAL_LAYERS,
     metric: str = "kl",
-    workers: int = 1,
-    ledger: str | Path | None = None,
-    progress: Progress | None = None,
-    device: str = "cpu",
-    trust_remote_code: bool = False,
-    also_exclude: Sequence[str] = (),
+    trying: Trying = ONE_BY_ONE,
 ) -> Study:
     """The loss of every layer under every candidate, with only that layer quantized.
 
@@ -121,41 +134,38 @@ def sensitivity(
         model: a float model, which is left as it was, or the folder of one.
         samples: of calibration and of the trials: tensors, mappings, tuples; a few are enough.
         candidates: schemes (``quark torch schemes``), with ``+gptq`` and the like behind for an algorithm; ``float``.
-        exclude: names and globs of layers that stay float; ``None``: the usual ones of a language model.
+        left_float: names and globs of layers that stay float, under the keys of a configuration file: ``exclude``, in
+            the place of the usual ones of a language model; ``also_exclude``, beside them.
         metric: a name in ``MEASURES``, or ``file.py:function``, called with the model.
-        workers: processes; more than one need the model as a folder.
-        ledger: a JSON file that finished trials are kept in; a run that was killed goes on with it.
-        progress: called with the number of finished trials and of all.
-        device, trust_remote_code: for a model that is loaded from a folder.
-        also_exclude: layers that stay float beside those of ``exclude``.
+        trying: how many at a time, and where finished trials are kept; a ``TorchTrying`` for a folder.
 
     Raises:
         ConfigError: a candidate or metric that cannot work, or a ledger of another model, data or configuration.
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
     first_scheme(candidates)
-    base: dict[str, Any] = {"exclude": None if exclude is None else list(exclude)}
-    base |= {"also_exclude": list(also_exclude)} if also_exclude else {}
-    source = source_of(model, workers, device, trust_remote_code)
+    base = {"exclude": None, **{key: list(names) for key, names in left_float.items()}}
+    source = source_of(model, trying)
     check_metric(metric, MEASURES)
     kept, loaded = list(samples), source.load()
-    with private_folder() as folder, Journal.held(ledger):
+    with private_folder() as folder, Journal.held(trying.ledger):
         common = lay_out(loaded, kept, folder)
-        return ranked(trials_of(source, loaded, common, base, candidates), metric, ledger, progress)
+        return ranked(trials_of(source, loaded, common, base, candidates), metric, trying)
 
 
-def source_of(model: nn.Module | str | Path, workers: int, device: str, remote: bool) -> Source:
+def source_of(model: nn.Module | str | Path, trying: Trying) -> Source:
     """Where the model comes from.
 
     Raises:
         ConfigError: several workers, and a model that only this process has.
     """
     if isinstance(model, nn.Module):
-        if workers != 1:
-            raise ConfigError(f"workers={workers}: every process loads the model itself; give its folder")
+        if trying.workers != 1:
+            raise ConfigError(f"workers={trying.workers}: every process loads the model itself; give its folder")
         return Source(model)
-    source = Source(None, Path(model), device, remote, workers)
-    return source if workers != 1 else Source(source.load())
+    how = trying if isinstance(trying, TorchTrying) else TorchTrying(trying.workers)
+    source = Source(None, Path(model), how.device, how.trust_remote_code, how.workers)
+    return source if how.workers != 1 else Source(source.load())
 
 
 def first_scheme(candidates: Sequence[str]) -> str:
@@ -258,7 +268,7 @@ def trials_of(
     common: FloatOutputs,
     base: Mapping[str, Any],
     candidates: Sequence[str],
-    use: ModelUse = NO_USE,
+    use: TorchSearchGoal = NO_USE,
 ) -> LayerTrials:
     """The layers of a model that candidates quantize, those excepted that the configuration has decided about.
 
@@ -296,7 +306,7 @@ def kind_of_layer(item: Match) -> str:
     return type(item.layer.module).__name__.removeprefix("Quant")
 
 
-def costs_of(item: Match, here: Match | None, traffic: Traffic, use: ModelUse) -> dict[str, float]:
+def costs_of(item: Match, here: Match | None, traffic: Traffic, use: TorchSearchGoal) -> dict[str, float]:
     """Bytes of a layer's tensors in a file (of the program's format, if it is llama.cpp), bits that it reads, seconds
     by the roofline of the machine; ``here``: as it is quantized.
     """

@@ -73,18 +73,18 @@ def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: J
     if not report.fired or not changes:
         return report
     trial = _Trial(model, plan, fake_quantized(model, plan, options))
-    found = kept(
+    stay, reason = kept(
         changes,
         without,
         lambda: distance(expected, trial.fake_model, options, as_given=True),
         trial.put,
         lambda change: change.node,
     )
-    if not found.reason:
+    if not reason:
         return report
-    log.warning("%s is %s", config.name, found.reason)
-    fired = max(report.fired - len(changes) + len(found.changes), 0) if found.changes else 0
-    return replace(report, fired=fired, refused=(*report.refused, found.reason))
+    log.warning("%s is %s", config.name, reason)
+    fired = max(report.fired - len(changes) + len(stay), 0) if stay else 0
+    return replace(report, fired=fired, refused=(*report.refused, reason))
 
 
 def _states(model: ir.Model, plan: Plan) -> dict[str, ConstantState]:
