@@ -12,6 +12,7 @@ import pytest
 from tests.onnx_flow import models
 
 from quark.errors import ConfigError
+from quark.measure.outputs import metric_of
 from quark.onnx import (
     AutoMixprecisionConfig,
     CalibMethod,
@@ -25,10 +26,10 @@ from quark.onnx import (
     get_default_config,
 )
 from quark.onnx.algorithms import mixprecision
-from quark.onnx.algorithms.mixprecision import metric_of
 from quark.onnx.flow import Result
 from quark.onnx.quantization.config.algorithm import from_dict
 from quark.onnx.quantization.config.mixprecision import METRICS
+from quark.search.changes import chosen_of, pairs_of
 from quark.search.values import Trial
 
 
@@ -156,15 +157,16 @@ def test_as_many_layers_as_one_at_a_time_would_find_in_a_few_steps(wanted: str, 
 
         def value(chosen: Any, seen: set[int] = seen, energy_of: Any = energy_of, of_energy: Any = of_energy) -> float:
             seen.add(len(chosen))
-            return float(of_energy(energy_of([one.layer for one in chosen])))
+            return float(of_energy(energy_of([name for name, _ in chosen])))
 
         decider = mixprecision._Decider(None, None, config, (), None, None, {})  # type: ignore[arg-type]
         alone = {str(k): float(of_energy(energy_of([str(k)]))) for k in range(24)}
         scores = tuple(Trial(name, "", "0", decider._loss(one), {"value": one}) for name, one in alone.items())
-        chosen, found = decider._choose(scores, value)
+        made = chosen_of(scores, value, decider._loss, bound, wanted == "speed")
         assert len(seen) <= 8
-        good = [(value(scores[:k]) >= bound) if metric == "sqnr" else (value(scores[:k]) <= bound) for k in range(25)]
-        assert list(chosen) == list(scores[: len(chosen)]) and good[len(chosen)] and found == value(chosen)
+        chosen, each = made.trials, [value(pairs_of(scores[:k])) for k in range(25)]
+        good = [one >= bound if metric == "sqnr" else one <= bound for one in each]
+        assert list(chosen) == list(scores[: len(chosen)]) and good[len(chosen)] and made.value == each[len(chosen)]
         near = len(chosen) + (1 if wanted == "speed" else -1)
         assert not 0 <= near <= 24 or not good[near]
 

@@ -112,6 +112,21 @@ def together(found: Iterable[Outputs]) -> Outputs:
     return sum(others, first)
 
 
+def metric_of(name: str, pairs: Iterable[tuple[Array, Array]]) -> float:
+    """A metric of one output over samples of (float, quantized) arrays.
+
+    l2: mean norm of the error. kl: mean divergence of the softmax along the last axis, in nats. cosine: 1 - cosine.
+    sqnr, psnr: of all samples together, in dB.
+    """
+    if name == "l2":
+        return float(np.mean([np.linalg.norm(np.asarray(x, np.float64).ravel() - y.ravel()) for x, y in pairs]))
+    outputs = Outputs()
+    for x, y in pairs:
+        outputs.update({name: x}, {name: y}, name == "kl")
+    value = outputs.metrics()[name]
+    return 1 - value if name == "cosine" else value
+
+
 def loss_name(metric: str) -> str:
     """The measure that is the loss of a metric."""
     return metric if metric in ("mse", "kl") else "noise"

@@ -46,7 +46,7 @@ from quark.search.plan_metric import PlanCosts, PlanMetric
 from quark.search.solve import searched
 from quark.search.target import Asked, SearchGoal, goal_of
 from quark.search.trials import ONE_BY_ONE, Trying
-from quark.search.values import FLOAT, Found, Study
+from quark.search.values import Found, Study
 
 Model = str | Path | onnx.ModelProto
 ASKED = Asked(("sqnr", "psnr", "cosine", "mse", "kl"), "sqnr", "sqnr>=30", types_of)
@@ -109,11 +109,11 @@ class FileMetric(PlanMetric):
     @contextmanager
     def quantized(self, plan: Mapping[str, str]) -> Iterator[str]:
         """The path of a plan's model; of the float model where the plan leaves everything as it is."""
-        pinned = self.values.get("layers") or {}
-        if set(plan.values()) == {FLOAT} and not pinned:
+        values = self.settled(in_order(plan))
+        if values is None:
             yield str(self.common.model)
             return
-        config = Config(config_of({**self.values, "layers": {**in_order(plan), **pinned}}))
+        config = Config(config_of(values))
         config.global_quant_config.extra_options |= {"PrintSummary": False, **self.decided(plan)}
         with tempfile.TemporaryDirectory(dir=self.common.folder, ignore_cleanup_errors=True) as folder:
             path = Path(folder) / "quantized.onnx"

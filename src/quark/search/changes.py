@@ -8,12 +8,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from quark.dataclass import dataclass
 from quark.search.loop import Question, cheapest
 from quark.search.target import Target
+from quark.search.trials import Pair
 from quark.search.values import Study, Trial, total
 
 #: What a layer may be, and what the search saves.
 LEFT, MADE, LAYERS = "left", "made", "layers"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The changes that are made, the metric with them (None: nothing was measured), whether it meets its bound."""
+
+    trials: Sequence[Trial] = ()
+    value: float | None = None
+    met: bool = True
+
+
+def pairs_of(trials: Sequence[Trial]) -> list[Pair]:
+    """The layers, and what they become."""
+    return [(one.layer, one.candidate) for one in trials]
 
 
 def ranked(trials: Sequence[Trial]) -> tuple[Trial, ...]:
@@ -21,6 +37,34 @@ def ranked(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     ordered = sorted(trials, key=lambda one: one.loss)
     best = {one.layer: one for one in reversed(ordered)}
     return tuple(one for one in ordered if best[one.layer] is one)
+
+
+def chosen_of(
+    trials: Sequence[Trial],
+    value: Callable[[Sequence[Pair]], float],
+    loss: Callable[[float], float],
+    bound: float | None,
+    many: bool,
+) -> Chosen:
+    """The changes that are made for a bound on a metric.
+
+    Args:
+        trials: one of each layer, ``value`` among its metrics.
+        value: the metric with several changes.
+        loss: of a metric.
+        bound: the worst value; None: nothing is changed; 0: everything is.
+        many: as of ``taken``.
+    """
+
+    def known(some: Sequence[Trial]) -> float:
+        return some[0].metrics["value"] if len(some) == 1 else value(pairs_of(some))
+
+    if bound is None:
+        return Chosen()
+    if bound == 0:
+        return Chosen(trials, known(trials))
+    found, met = taken(trials, lambda some: loss(known(some)), loss(bound), many)
+    return Chosen(found, known(found), met)
 
 
 def taken(

@@ -12,7 +12,7 @@ from quark.files.journal import Journal
 from quark.search.energy import is_table, read_table, with_energy
 from quark.search.function import load_function, number_of
 from quark.search.parts import Split
-from quark.search.values import Study, plan_key
+from quark.search.values import FLOAT, Study, plan_key
 
 #: Of a plan, a candidate by layer.
 PlanCosts = Callable[[Mapping[str, str]], Mapping[str, float]]
@@ -52,6 +52,13 @@ class PlanMetric(ABC):
             if self.function is not None:
                 return number_of(load_function(self.function)(model), self.metric)
             return self.measures(model)[self.metric]
+
+    def settled(self, plan: Mapping[str, str]) -> dict[str, Any] | None:
+        """The configuration file of a plan, whose layers give way to those of ``values``; None: nothing changes."""
+        pinned = self.values.get("layers") or {}
+        if set(plan.values()) == {FLOAT} and not pinned:
+            return None
+        return {**self.values, "layers": {**plan, **pinned}}
 
     def priced(self, study: Study, budget: str) -> tuple[Study, str, PlanCosts | None]:
         """The study with the costs of a budget; the name of that cost; the costs of a plan that do not add up.

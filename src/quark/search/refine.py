@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from quark.dataclass import dataclass
-from quark.search.trials import Pair, estimated
+from quark.files.journal import Journal
+from quark.measure.outputs import loss_name
+from quark.search.trials import Pair, TriedModel, estimated
+from quark.search.trials import study as study_of
 from quark.search.values import Study, Trial
 
 ENOUGH = 0.98
@@ -55,6 +58,29 @@ def affordable(allowed: float, estimates: float, measured: float, each: float, p
     """
     left = allowed - estimates
     return pairs - done if left < each else int((left - measured) / each)
+
+
+def by_trials(
+    flow: TriedModel, metric: str, losses: Mapping[Pair, float], spent: float, brief: TriedModel
+) -> tuple[Study, Alone]:
+    """The study of estimated losses, and trials on few samples for what a plan rests on.
+
+    Args:
+        flow: the layers.
+        metric: a name in ``quark.search.trials.MEASURES``.
+        losses: estimates of every layer under every candidate.
+        spent: runs of the model that these took.
+        brief: the layers on few samples.
+    """
+    found = study_of(flow, metric, Journal(), known={pair: estimated(one, metric) for pair, one in losses.items()})
+    allowed, few = len(losses) * flow.samples / FEWER, len(losses) // FEWER
+
+    def measured(pairs: Sequence[Pair]) -> list[float]:
+        tried = dict(brief.tried(pairs, metric))
+        return [tried[pair][loss_name(metric)] for pair in pairs]
+
+    each = brief.samples
+    return found, Alone(measured, lambda done: affordable(allowed, spent, done * each, each, few, done))
 
 
 def refined(study: Study, plan_of: Callable[[Study], Mapping[str, str]], alone: Alone) -> Study:

@@ -71,8 +71,7 @@ class ModuleMetric(PlanMetric):
     def quantized(self, plan: Mapping[str, str]) -> Iterator[nn.Module]:
         """As the base says; the float model is put back."""
         with ExitStack() as undo:
-            if set(plan.values()) != {FLOAT} or self.values.get("layers"):
-                values = {**self.values, "layers": {**plan, **(self.values.get("layers") or {})}}
+            if (values := self.settled(plan)) is not None:
                 ModelQuantizer(config_of(values, self.model)).quantize(self.model, self.samples, undo)
             with running(self.model):
                 yield self.model

@@ -27,9 +27,8 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, known
 from quark.files.journal import Journal
 from quark.files.private import private_folder
-from quark.measure.outputs import loss_name
 from quark.search.function import check_metric
-from quark.search.refine import FEWER, Alone, affordable
+from quark.search.refine import Alone, by_trials
 from quark.search.target import SearchGoal
 from quark.search.trials import (
     MEASURES,
@@ -40,9 +39,7 @@ from quark.search.trials import (
     TriedModel,
     Trying,
     by_function,
-    estimated,
     ranked,
-    study,
 )
 from quark.search.values import FLOAT, Study, check_distinct
 from quark.torch import one_pass
@@ -248,18 +245,9 @@ class LayerTrials(TriedModel):
         configs = {name: config_of(chosen, self.model) for name, chosen in self.values.items()}
         layers = {name: [one.name for one in self.layers if name in one.costs] for name in configs}
         losses = one_pass.losses(self.model, self.common, configs, layers, metric)
-        found = study(self, metric, Journal(), known={pair: estimated(one, metric) for pair, one in losses.items()})
-        spent, each = one_pass.runs(self.samples, len(configs)), min(TRIED, self.samples)
-        allowed, few = len(losses) * self.samples / FEWER, len(losses) // FEWER
-        brief = replace(
-            self, common=replace(self.common, samples=self.common.samples[:TRIED]), source=Source(self.model)
-        )
-
-        def measured(pairs: Sequence[Pair]) -> list[float]:
-            tried = dict(brief.tried(pairs, metric))
-            return [tried[pair][loss_name(metric)] for pair in pairs]
-
-        return found, Alone(measured, lambda done: affordable(allowed, spent, done * each, each, few, done))
+        few = replace(self.common, samples=self.common.samples[:TRIED])
+        brief = replace(self, common=few, source=Source(self.model), samples=len(few.samples))
+        return by_trials(self, metric, losses, one_pass.runs(self.samples, len(configs)), brief)
 
 
 def trials_of(

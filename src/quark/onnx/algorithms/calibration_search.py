@@ -19,7 +19,6 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.job import Job
-from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.measure.gain import surest, typical_gain
 from quark.measure.outputs import Loss, joined
@@ -29,7 +28,7 @@ from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed
-from quark.onnx.quantization.config.algorithm import CalibrationSearchConfig, Method
+from quark.onnx.quantization.config.algorithm import CalibrationSearchConfig
 from quark.onnx.quantization.config.spec import METHODS, CalibMethod
 
 log = logging.getLogger(__name__)
@@ -84,21 +83,8 @@ def _measured(
 def _jobs(job: Job, config: CalibrationSearchConfig) -> Iterator[tuple[str, Job]]:
     yield _GIVEN, job
     for method in config.methods:
-        rules = tuple(
-            rule if rule.layer is None else replace(rule, layer=_with(rule.layer, method)) for rule in job.rules.rules
-        )
-        changed = replace(job.rules, default=_with(job.rules.default, method), rules=rules)
-        yield (method if isinstance(method, str) else f"Percentile {method:g}"), replace(job, rules=changed)
-
-
-def _with(layer: LayerSpec, method: Method) -> LayerSpec:
-    """The layer with its activations under a method."""
-
-    def changed(spec: TensorSpec | None) -> TensorSpec | None:
-        if spec is None or not spec.ranged:
-            return spec
         if isinstance(method, str):
-            return replace(spec, method=METHODS[CalibMethod[method]], settings=())
-        return replace(spec, method="percentile", settings=(("percentile", float(method)),))
-
-    return replace(layer, inputs=changed(layer.inputs), outputs=changed(layer.outputs))
+            yield method, job.with_ranges(method=METHODS[CalibMethod[method]], settings=())
+        else:
+            kept = (("percentile", float(method)),)
+            yield f"Percentile {method:g}", job.with_ranges(method="percentile", settings=kept)

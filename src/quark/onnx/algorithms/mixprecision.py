@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.ir.surgery import name_of
-from quark.measure.outputs import Outputs
+from quark.measure.outputs import metric_of
 from quark.onnx import fingerprint, layer_runs
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.mixed import Mixed
@@ -45,7 +45,7 @@ from quark.onnx.quantization.config.config import merged_layer, with_options
 from quark.onnx.quantization.config.mixprecision import AutoMixprecisionConfig
 from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
-from quark.search.changes import ranked, taken
+from quark.search.changes import chosen_of, pairs_of, ranked
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.loop import LOSS_OF
 from quark.search.trials import Measured, Pair, all_measured
@@ -154,12 +154,10 @@ def _groups(
             yield name, tuple(node for node in free if node in inside)
         return
     wanted = [name for name in free if nodes[name].op_type in config.target_op_type]
-    if config.include_layers is not None:
-        inside = _matched(tuple(config.include_layers), infos, known, "include_layers")
-        wanted = [name for name in wanted if name in inside]
-    if config.exclude_layers is not None:
-        outside = _matched(tuple(config.exclude_layers), infos, known, "exclude_layers")
-        wanted = [name for name in wanted if name not in outside]
+    for field, stays in (("include_layers", True), ("exclude_layers", False)):
+        if (selectors := getattr(config, field)) is not None:
+            found = _matched(tuple(selectors), infos, known, field)
+            wanted = [name for name in wanted if (name in found) == stays]
     groups: dict[str, list[str]] = {}
     for name in wanted:
         groups.setdefault(_weight_of(nodes[name]) if config.shared_param_mode == "propagate" else name, []).append(name)
@@ -219,7 +217,7 @@ class _Decider:
         """The result, told in the log."""
         log.info("automatic mixed precision: %d of %d candidates are chosen", len(chosen), len(scores))
         names = tuple(one.layer for one in chosen)
-        job = self.job_of(_pairs(chosen))
+        job = self.job_of(pairs_of(chosen))
         return Mixed(job, tuple(scores), names, metric, _metric_name(self.config), self.groups)
 
     def measured(self, pairs: Sequence[Pair]) -> Mixed:
@@ -241,32 +239,17 @@ class _Decider:
         found = all_measured(pairs, self.config.metric_default, ledger, measure, told).items()
         scores = ranked([Trial(name, "", target, self._loss(one["value"]), one) for (name, target), one in found])
 
-        def value(chosen: Sequence[Trial]) -> float:
-            if len(chosen) == 1:
-                return chosen[0].metrics["value"]
-            names, targets = [one.layer for one in chosen], [one.candidate for one in chosen]
+        def value(chosen: Sequence[Pair]) -> float:
+            names, targets = [name for name, _ in chosen], [target for _, target in chosen]
             key = plan_key(names, targets, _metric_name(self.config), data)
-            return ledger.number(key, lambda: self._metric(_pairs(chosen), common))
-
-        return self.decided(scores, *self._choose(scores, value))
-
-    def _choose(
-        self, scores: Sequence[Trial], value: Callable[[Sequence[Trial]], float]
-    ) -> tuple[Sequence[Trial], float | None]:
-        """The candidates that are chosen, by a search, and the metric with them."""
-        bound = self.config.metric_threshold
-        if bound is None:
-            return (), None
-        if bound == 0:
-            return scores, value(scores)
+            return ledger.number(key, lambda: self._metric(chosen, common))
 
         many = self.config.metric_optimize_object == "speed"
-        chosen, met = taken(scores, lambda some: self._loss(value(some)), self._loss(bound), many)
-        metric = value(chosen)
-        if not met:
-            name = _metric_name(self.config)
-            log.warning("automatic mixed precision: %s is %g and does not reach %g", name, metric, bound)
-        return chosen, metric
+        chosen = chosen_of(scores, value, self._loss, self.config.metric_threshold, many)
+        if not chosen.met:
+            words = _metric_name(self.config), chosen.value, self.config.metric_threshold
+            log.warning("automatic mixed precision: %s is %g and does not reach %g", *words)
+        return self.decided(scores, chosen.trials, chosen.value)
 
     def _loss(self, value: float) -> float:
         """The metric as what adds up over layers, where it is one of ours; what is no number is the worst."""
@@ -320,26 +303,6 @@ class _Decider:
         written = [digest_of(one) for one in functions if isinstance(one, str)]
         model = fingerprint.of_model(self.model)
         return Journal(path, {"model": model, "data": data, "functions": " ".join(written), **words})
-
-
-def _pairs(chosen: Sequence[Trial]) -> list[Pair]:
-    """The layers, and the numbers of their targets."""
-    return [(one.layer, one.candidate) for one in chosen]
-
-
-def metric_of(name: str, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
-    """A metric of one output over samples of (float, quantized) arrays.
-
-    l2: mean norm of the error. kl: mean divergence of the softmax along the last axis, in nats. cosine: 1 - cosine.
-    sqnr, psnr: of all samples together, in dB.
-    """
-    if name == "l2":
-        return float(np.mean([np.linalg.norm(np.asarray(x, np.float64).ravel() - y.ravel()) for x, y in pairs]))
-    outputs = Outputs()
-    for x, y in pairs:
-        outputs.update({name: x}, {name: y}, name == "kl")
-    value = outputs.metrics()[name]
-    return 1 - value if name == "cosine" else value
 
 
 def _metric_name(config: AutoMixprecisionConfig) -> str:

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from quark.dataclass import dataclass
-from quark.torch.algorithms.blocks import Blocks, Enough, Stream, find_blocks, handing_on, record
+from quark.errors import known
+from quark.torch.algorithms.blocks import Blocks, Stream, find_blocks, handing_on, record, recorded
 from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.trial import quantizing
 from quark.torch.calibration import without_cache
-from quark.torch.first_input import first_input
 from quark.torch.matching import Match
 from quark.torch.outputs import tensors_of
 from quark.torch.structure import run_model
@@ -107,8 +107,9 @@ def answers(
         if not walk.blocks.path:
             with quantizing(walk.items if quantized else []):
                 return [rows_of(run_model(context.model, context.samples[k])) for k in samples]
-        entered = [walk.stream.waiting(entrance(context.model, walk.blocks, context.samples[k])) for k in samples]
-        stream = replace(walk.stream.of(samples), hidden=entered)
+        given = [context.samples[k] for k in samples]
+        entering = recorded(context.model, walk.blocks, given, walk.stream.host, walk.stream.values)
+        stream = replace(walk.stream.of(samples), hidden=known(entering, "a chain of blocks").hidden)
         for name, block in walk.blocks.modules.items():
             hidden = through(walk, name, block, stream, quantized, change)
             stream = replace(stream, hidden=hidden)
@@ -131,25 +132,6 @@ def through(
                 return [stream.handed_on(name, block, k) for k in range(len(stream.hidden))]
         finally:
             undo.restore()
-
-
-def entrance(model: nn.Module, blocks: Blocks, sample: Any) -> torch.Tensor:
-    """What enters the first block."""
-    found: list[torch.Tensor] = []
-
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(first_input(module, args, kwargs))
-        raise Enough
-
-    handle = next(iter(blocks.modules.values())).register_forward_pre_hook(before, with_kwargs=True)
-    try:
-        with without_cache(model):
-            run_model(model, sample)
-    except Enough:
-        pass
-    finally:
-        handle.remove()
-    return found[0]
 
 
 def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> list[torch.Tensor]:
