@@ -58,13 +58,15 @@ class Job:
         """Whether samples run through the model: activations are quantized, by ranges that are fixed beforehand."""
         return self.mode == "static" and not self.options.WeightsOnly
 
-    def with_ranges(self, **method: Any) -> Job:
-        """The job whose activations get their ranges in another way: fields of ``TensorSpec``."""
+    def with_ranges(self, method: str, settings: tuple[tuple[str, Any], ...] = ()) -> Job:
+        """The job whose activations get their ranges by another method, as of ``TensorSpec``."""
 
         def changed(layer: LayerSpec) -> LayerSpec:
             slots = {"inputs": layer.inputs, "outputs": layer.outputs}
-            ranged = {name: replace(spec, **method) for name, spec in slots.items() if spec is not None and spec.ranged}
-            return replace(layer, **ranged)
+            ranged = {name: spec for name, spec in slots.items() if spec is not None and spec.ranged}
+            return replace(
+                layer, **{name: replace(one, method=method, settings=settings) for name, one in ranged.items()}
+            )
 
         rules = (rule if rule.layer is None else replace(rule, layer=changed(rule.layer)) for rule in self.rules.rules)
         return replace(self, rules=replace(self.rules, default=changed(self.rules.default), rules=tuple(rules)))

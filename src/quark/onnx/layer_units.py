@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from quark.ir.surgery import name_of
 from quark.onnx.fingerprint import of_arrays
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
+from quark.onnx.graph.shapes import static_shape
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
 from quark.onnx.quantization.config.tuners import split
 from quark.search.trials import TriedLayer
@@ -116,13 +118,8 @@ def sizes_of(model: ir.Model, feed: Feed, options: Options) -> dict[str, int]:
     """Elements of every activation; where shapes are not known they are those of the sample."""
     operands = [value for node in model.graph for value in (*node.inputs, *node.outputs)]
     values = [value for value in operands if value is not None and value.const_value is None]
-    found, unknown = {}, []
-    for value in values:
-        shape = value.shape
-        if shape is not None and all(isinstance(size, int) for size in shape):
-            found[name_of(value)] = int(np.prod(shape.numpy(), dtype=np.int64))
-        elif value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16) and value.name:
-            unknown.append(value.name)
+    found = {name_of(value): prod(shape) for value in values if (shape := static_shape(value)) is not None}
+    unknown = [value.name for value in values if value.name and value.name not in found and is_float(value)]
     if unknown:
         runner = Runner(model, unknown, (), Runtime.of(options))
         found |= {name: array.size for name, array in runner.run(feed).values.items()}

@@ -84,7 +84,6 @@ def _jobs(job: Job, config: CalibrationSearchConfig) -> Iterator[tuple[str, Job]
     yield _GIVEN, job
     for method in config.methods:
         if isinstance(method, str):
-            yield method, job.with_ranges(method=METHODS[CalibMethod[method]], settings=())
+            yield method, job.with_ranges(METHODS[CalibMethod[method]])
         else:
-            kept = (("percentile", float(method)),)
-            yield f"Percentile {method:g}", job.with_ranges(method="percentile", settings=kept)
+            yield f"Percentile {method:g}", job.with_ranges("percentile", (("percentile", float(method)),))
