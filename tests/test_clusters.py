@@ -1,8 +1,8 @@
 """Ray and Dask themselves, on workers of this machine: every flow with workers gives what a serial run gives.
 
-    pip install ray dask distributed && pytest -m slow tests/test_clusters.py
+    pip install ray && pytest -m slow tests/test_clusters.py
 
-Skipped where they are not installed; ``test_parallel.py`` has stand-ins for what is special about them.
+Ray is skipped where it is not installed; ``test_parallel.py`` has stand-ins for what is special about both.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import joblib
 import onnx
 import pytest
 import transformers
 from tests.onnx_flow import models
+from typer.testing import CliRunner
 
-pytestmark = pytest.mark.slow
+from quark.cli.app import app
+
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "vocab_size": 64}
 TOKENS = "\n".join(json.dumps({"input_ids": [(7 * row + k) % 64 for k in range(16)]}) for row in range(4))
@@ -38,6 +42,15 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quark(folder: Path, *words: str) -> str:
+    """What a command says, in this process: it starts no other, and leaves joblib as it was."""
+    with pytest.MonkeyPatch.context() as here, joblib.parallel_config("threading", n_jobs=1):
+        here.chdir(folder)
+        done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def quark_by_itself(folder: Path, *words: str) -> str:
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "quark", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -51,25 +64,43 @@ def told(text: str) -> Any:
     return {key: value for key, value in found.items() if "seconds" not in key}
 
 
-@pytest.mark.parametrize("backend", ["dask", "ray"])
-def test_every_flow_on_a_cluster_gives_what_a_serial_run_gives(work: Path, backend: str) -> None:
-    pytest.importorskip({"dask": "distributed", "ray": "ray"}[backend])
+@pytest.fixture
+def dask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
+        yield
+        distributed.default_client().close()
+
+
+@pytest.mark.usefixtures("dask")
+def test_every_flow_on_dask_gives_what_a_serial_run_gives(work: Path) -> None:
+    compare(work, "dask", quark)
+
+
+@pytest.mark.slow
+def test_every_flow_on_ray_gives_what_a_serial_run_gives(work: Path) -> None:
+    pytest.importorskip("ray")
+    compare(work, "ray", quark_by_itself)
+
+
+def compare(work: Path, backend: str, there: Callable[..., str]) -> None:
     several = ("--workers", "2", "--backend", backend)
 
     random = ("onnx", "quantize", "cnn.onnx", "--random", "--samples", "6", "-p", "A8W8", "--no-check", "--overwrite")
     quark(work, *random, "-o", "serial.onnx")
     shared = ("--set", "CalibWorkerNum=2", "--set", f"TmpDir={work / 'scratch'}", "--backend", backend)
-    quark(work, *random, "-o", "cluster.onnx", *shared)
+    there(work, *random, "-o", "cluster.onnx", *shared)
     assert (work / "cluster.onnx").read_bytes() == (work / "serial.onnx").read_bytes()
 
     ranked = ("onnx", "sensitivity", "cnn.onnx", "--random", "--samples", "4", "-p", "A8W8", "--json")
-    assert told(quark(work, *ranked, *several)) == told(quark(work, *ranked))
+    assert told(there(work, *ranked, *several)) == told(quark(work, *ranked))
 
     files = ("torch", "quantize-files", "llama", *SCHEME)
     quark(work, *files, "-o", f"serial-{backend}")
-    quark(work, *files, "-o", f"cluster-{backend}", *several)
+    there(work, *files, "-o", f"cluster-{backend}", *several)
     for path in sorted((work / f"serial-{backend}").glob("*.safetensors")):
         assert (work / f"cluster-{backend}" / path.name).read_bytes() == path.read_bytes()
 
     layers = ("torch", "sensitivity", "llama", *SCHEME, "--data", "tokens.jsonl", "--samples", "2", "--seq-len", "16")
-    assert told(quark(work, *layers, "--json", *several)) == told(quark(work, *layers, "--json"))
+    assert told(there(work, *layers, "--json", *several)) == told(quark(work, *layers, "--json"))

@@ -15,7 +15,7 @@ from quark.errors import ConfigError, DataError
 from quark.files.journal import Journal
 from quark.numerics.affine import Grid
 from quark.numerics.formats import get_format
-from quark.onnx import ModelQuantizer, QConfig, QLayerConfig, workers
+from quark.onnx import ModelQuantizer, PathDataReader, QConfig, QLayerConfig, workers
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.calibration import Request
 from quark.onnx.quantization.config.spec import CalibMethod, Int8Spec
@@ -53,24 +53,62 @@ def test_threads_give_the_file_of_one_worker(tmp_path: Path, method: str, option
     assert quantized(tmp_path, method, 2, refilled(), **options) == one
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The samples, a file each."""
+    made = tmp_path / "samples"
+    made.mkdir()
+    for index, sample in enumerate(samples(23)):
+        np.savez(made / f"{index:02}.npz", **sample)
+    return made
+
+
 @pytest.mark.parametrize("method", ["MinMax", "Percentile"])
-def test_processes_give_the_file_of_one_worker(tmp_path: Path, method: str) -> None:
+def test_processes_give_the_file_of_one_worker(
+    tmp_path: Path, folder: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, of_files = (quantized(tmp_path, method, 1, data) for data in (None, PathDataReader(models.cnn(), folder)))
     with joblib.parallel_config("loky"):
-        several = quantized(tmp_path, method, 2, TmpDir=str(tmp_path / "scratch"))
-    assert several == quantized(tmp_path, method, 1)
+        assert quantized(tmp_path, method, 2, TmpDir=str(tmp_path / "scratch")) == one
+        monkeypatch.chdir(tmp_path)  # where the processes are not; from here on they read the files themselves
+        reader = PathDataReader(models.cnn(), folder.name)
+        here, get_next = [], reader.get_next
+        monkeypatch.setattr(reader, "get_next", lambda: here.append(1) or get_next())
+        assert quantized(tmp_path, method, 2, reader, TmpDir=str(tmp_path / "scratch")) == of_files
+    assert len(here) <= 3  # the first one, to look at it and to run it
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_a_worker_hands_over_several_samples_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_hands_over_several_samples_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
     """Sample by sample only where the order counts, or every sample is remembered."""
     sizes: list[int] = []
     work = workers._work
-    monkeypatch.setattr(workers, "_work", lambda *given: sizes.append(len(given[2])) or work(*given))
-    quantized(tmp_path, "MinMax", 2)
-    assert sorted(sizes) == [3, workers.CHUNK]
-    sizes.clear()
-    quantized(tmp_path, "MinMax", 2, CalibMovingAverage=True)
-    assert sizes == [1] * 7
+    monkeypatch.setattr(workers, "_work", lambda *given: sizes.append(len(given[1].samples)) or work(*given))
+
+    def found(method: str, data: object = None, **options: object) -> list[int]:
+        sizes.clear()
+        quantized(tmp_path, method, 2, data, **options)
+        return sorted(sizes)
+
+    reader = PathDataReader(models.cnn(), folder)
+    assert found("MinMax") == [3, workers.CHUNK]
+    assert found("MinMax", CalibMovingAverage=True) == [1] * 7
+    assert found("MinMax", reader) == [2, *[3] * 7]  # four shards for each worker
+    assert found("MinMax", reader, CalibDataSize=8) == [1] * 8
+    assert found("MinMSE", reader, NumBins=0) == [3, *[workers.CHUNK] * 5]  # they keep their samples' values
+    assert found("MinMax", reader, CalibMovingAverage=True) == [1] * 23
+
+
+def test_files_that_do_not_fit_are_told_by_workers_as_by_one(tmp_path: Path, folder: Path) -> None:
+    np.savez(folder / "11.npz", x=np.zeros((1, 3, 5, 5), np.float32))
+    told = []
+    for count in (1, 2):
+        with pytest.raises(DataError) as error:
+            quantized(tmp_path, "MinMax", count, PathDataReader(models.cnn(), folder))
+        told.append(str(error.value))
+    assert told[0] == told[1] and told[0].startswith("sample 11")
 
 
 def test_processes_open_the_model_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from quark.onnx.graph.model import load
 from quark.onnx.qdq.masks import mask_inputs
 
 Feed = dict[str, np.ndarray]
+Read = Callable[[], Feed]  # of one sample
 SEED, GENERATED = 42, 2**29  # of random data; so many numbers at most for one input
 REWINDS = ("rewind", "reset_iter")
 #: Bytes of samples that are read ahead to learn how many there are.
@@ -83,6 +84,13 @@ class CalibrationDataReader(ABC):
         """The samples from here to the end."""
         return _until_none(self.get_next)
 
+    def separate_reads(self) -> Sequence[Read] | None:
+        """Functions that read one sample each, in this process or another; None: samples come one after the other.
+
+        With them workers read what they count. They are pickled, and their paths are absolute.
+        """
+        return None
+
 
 class CachedDataReader(CalibrationDataReader):
     """Samples kept in memory, to be read any number of times.
@@ -128,6 +136,12 @@ class Samples:
         except (TypeError, NotImplementedError):
             return None
         return known if self._limit is None else min(known, self._limit)
+
+    def separate_reads(self) -> Sequence[Read] | None:
+        """``CalibrationDataReader.separate_reads`` of the reader, as many as there are samples."""
+        known = isinstance(self._reader, (Samples, CalibrationDataReader))
+        found = self._reader.separate_reads() if known else None
+        return None if found is None else found[: self._limit]
 
     @property
     def again(self) -> bool:
@@ -264,8 +278,8 @@ def checked(samples: Iterable[Any], inputs: Sequence[ModelInput]) -> Iterator[Fe
     """
     index, held = -1, not inputs
     for index, sample in enumerate(samples):
-        feed = _feed(sample, inputs, index)
-        held |= any(array.size for array in feed.values())
+        feed = fitted(sample, inputs, index)
+        held |= holds(feed)
         yield feed
     if index < 0:
         raise DataError(
@@ -273,10 +287,21 @@ def checked(samples: Iterable[Any], inputs: Sequence[ModelInput]) -> Iterator[Fe
             "before is used up: create a new one, or give it a rewind() method"
         )
     if not held:
-        raise DataError(f"none of the {index + 1} samples holds a value: all arrays of {_names(inputs)} are empty")
+        raise nothing_held(index + 1, inputs)
 
 
-def _feed(sample: Any, inputs: Sequence[ModelInput], index: int) -> Feed:
+def holds(feed: Feed) -> bool:
+    """Whether a sample holds a value."""
+    return any(array.size for array in feed.values())
+
+
+def nothing_held(count: int, inputs: Sequence[ModelInput]) -> DataError:
+    """What is wrong with samples of which none ``holds``."""
+    return DataError(f"none of the {count} samples holds a value: all arrays of {_names(inputs)} are empty")
+
+
+def fitted(sample: Any, inputs: Sequence[ModelInput], index: int) -> Feed:
+    """``checked`` for the sample ``index``."""
     if not isinstance(sample, Mapping):
         if len(inputs) != 1 or not hasattr(sample, "__array__"):
             raise DataError(

@@ -30,13 +30,13 @@ import onnx_ir as ir
 from quark.errors import DataError, check_names
 from quark.numerics.array_files import ArrayArchive, load_array
 from quark.onnx.audio_files import SOUNDS
-from quark.onnx.data import CalibrationDataReader, Feed, ModelInput, inputs_of
+from quark.onnx.data import CalibrationDataReader, Feed, ModelInput, Read, inputs_of
 from quark.onnx.graph.model import ModelInput as Source
 from quark.onnx.graph.model import load
 from quark.onnx.image_files import IMAGES
 from quark.onnx.preprocess_file import read_beside
 from quark.onnx.preprocessing import Preprocessing
-from quark.onnx.samples_of_files import Read, function_sample, image_reads, sound_reads
+from quark.onnx.samples_of_files import function_sample, image_reads, sound_reads
 from quark.reading import read_text, regular_file
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ class PathDataReader(CalibrationDataReader):
             settings = read_beside(Path(model_input)) or settings
         for doubt in folder_doubts(self.data_path):
             _log.warning("%s", doubt)
-        self._reads = find_samples(Path(data_path), inputs, settings)
+        self._found = partial(find_samples, inputs=inputs, settings=settings)
+        self._reads = self._found(Path(data_path))
         self.preprocessing = settings if settings.function is not None or is_picture(Path(data_path)) else None
         self._next = 0
 
@@ -96,6 +97,12 @@ class PathDataReader(CalibrationDataReader):
     def rewind(self) -> None:
         """Start again from the first file."""
         self._next = 0
+
+    def separate_reads(self) -> Sequence[Read] | None:
+        """A function per file; None for rows of one file, and where a function of the user reads, which others lack."""
+        if self.preprocessing is not None and self.preprocessing.function is not None:
+            return None
+        return None if None in map(file_of, self._reads) else self._found(self.data_path.absolute())
 
 
 def find_samples(path: Path, inputs: Sequence[ModelInput], settings: Preprocessing | None = None) -> list[Read]:

@@ -14,11 +14,10 @@ import numpy as np
 
 from quark.errors import DataError
 from quark.onnx.audio_files import UnreadableSound, rate_of, read_sound
-from quark.onnx.data import Feed, ModelInput
+from quark.onnx.data import Feed, ModelInput, Read
 from quark.onnx.image_files import pillow, read_image
 from quark.onnx.preprocessing import Preprocessing
 
-Read = Callable[[], Feed]
 _log = logging.getLogger(__name__)
 
 

@@ -161,7 +161,7 @@ def source_of(model: nn.Module | str | Path, trying: Trying) -> Source:
             raise ConfigError(f"workers={trying.workers}: every process loads the model itself; give its folder")
         return Source(model)
     how = trying if isinstance(trying, TorchTrying) else TorchTrying(trying.workers)
-    source = Source(None, Path(model), how.device, how.trust_remote_code, how.workers)
+    source = Source(None, Path(model).expanduser().resolve(), how.device, how.trust_remote_code, how.workers)
     return source if how.workers != 1 else Source(source.load())
 
 
