@@ -65,12 +65,13 @@ def told(text: str) -> Any:
 
 
 @pytest.fixture
-def dask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def dask() -> Iterator[None]:
     distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster),
+    ):
         yield
-        distributed.default_client().close()
 
 
 @pytest.mark.usefixtures("dask")

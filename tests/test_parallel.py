@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import joblib
@@ -54,9 +54,10 @@ def test_joblib_has_one_home() -> None:
 
 
 @pytest.mark.parametrize(("name", "package"), [("ray", "ray"), ("dask", "distributed")])
-def test_a_cluster_that_is_not_installed_is_named(name: str, package: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if importlib.util.find_spec(package):
-        pytest.skip(f"{package} is installed")
+def test_a_cluster_that_is_not_installed_is_named(
+    name: str, package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=f"needs the package '{package}'"):
         parallel.choose_backend(name)
     words = ["onnx", "sensitivity", "model.onnx", "--random", "--backend"]

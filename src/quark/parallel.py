@@ -111,13 +111,16 @@ def is_serial() -> bool:
 
 
 def _connect_to_dask() -> None:
-    """The scheduler that the environment names, or a cluster made here.
+    """The scheduler that this process or else the environment names, or a cluster made here.
 
     Raises:
         ConfigError: workers with several threads, which would change one model at the same time.
     """
     address, distributed = os.environ.get("DASK_SCHEDULER_ADDRESS"), import_module("distributed")
-    client = distributed.Client(address) if address else distributed.Client(threads_per_worker=1)
+    try:
+        client = distributed.default_client()
+    except ValueError:  # none is connected
+        client = distributed.Client(address) if address else distributed.Client(threads_per_worker=1)
     if max(client.nthreads().values(), default=1) > 1:
         raise ConfigError(f"--backend dask: workers of {address!r} have several threads: start them with --nthreads 1")
 

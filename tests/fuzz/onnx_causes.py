@@ -14,7 +14,7 @@ from tests.onnx_flow import models
 
 import quark.onnx.flow  # noqa: F401 - imported before a process is forked for every cause
 from quark.onnx import CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, UInt8Spec
-from quark.onnx.data import RandomDataReader
+from quark.onnx.random_data import RandomDataReader
 
 Edit = Callable[[onnx.ModelProto], "onnx.ModelProto | bytes | None"]
 HUGE, NEGATIVE = 1 << 40, -1

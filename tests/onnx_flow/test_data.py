@@ -19,13 +19,13 @@ from quark.onnx.data import (
     CachedDataReader,
     CalibrationDataReader,
     ModelInput,
-    RandomDataReader,
     checked,
     inputs_of,
     samples_of,
 )
 from quark.onnx.data_files import PathDataReader
 from quark.onnx.graph.model import load
+from quark.onnx.random_data import RandomDataReader
 
 IMAGE = ModelInput("image", (None, 3, 4, 4), np.dtype(np.float32))
 IDS = ModelInput("ids", (1, None), np.dtype(np.int64))

@@ -23,12 +23,12 @@ from quark.errors import DataError, OutputError
 from quark.files import outputs
 from quark.files.lock import working_on
 from quark.onnx import DatasetReader, ModelQuantizer, PathDataReader, Preprocessing, QConfig, image_files
-from quark.onnx.data import RandomDataReader
 from quark.onnx.data_layout import looked_at
 from quark.onnx.graph.model import load
 from quark.onnx.image_files import read_mask
 from quark.onnx.preprocess_file import FILE, read_beside, text_of
 from quark.onnx.preprocessing import doubts
+from quark.onnx.random_data import RandomDataReader
 from quark.onnx.sensitivity import sensitivity
 
 PICTURES = "g (float[N, 3, H, W] image) => (float[N, 3, H, W] y) { y = Relu (image) }"

@@ -12,9 +12,9 @@ from tests.onnx_flow import models
 
 from quark.errors import DataError, ModelError
 from quark.onnx import BFloat16Spec, CalibMethod, Int8Spec, Int16Spec, ModelQuantizer, QConfig, QLayerConfig, XInt8Spec
-from quark.onnx.data import RandomDataReader
 from quark.onnx.graph.lower import lower
 from quark.onnx.graph.model import load, to_proto
+from quark.onnx.random_data import RandomDataReader
 
 MINMAX = CalibMethod.MinMax
 EIGHT = QLayerConfig(input_tensors=Int8Spec(calibration_method=MINMAX), weight=Int8Spec())

@@ -19,12 +19,13 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
 from quark.onnx import data_files
 from quark.onnx.audio_files import UnreadableSound
-from quark.onnx.data import Feed, ModelInput, RandomDataReader, inputs_of
+from quark.onnx.data import Feed, ModelInput, inputs_of
 from quark.onnx.data_files import ARRAYS, is_picture
 from quark.onnx.graph.model import load, load_ahead
 from quark.onnx.image_files import UnreadableImage
 from quark.onnx.preprocess_file import FILE, read_beside
 from quark.onnx.preprocessing import Preprocessing, doubts
+from quark.onnx.random_data import RandomDataReader
 from quark.search.function import load_function
 
 WANTED = "give the samples with --data PATH, or --random to use generated ones for a trial run"

@@ -34,10 +34,11 @@ from quark.onnx.quantizer import ModelQuantizer
 defer("sympy", "onnx_ir._symbolic_shapes")  # of no use to the flow, and half of the time that its imports take
 
 if TYPE_CHECKING:
-    from quark.onnx.data import CachedDataReader, CalibrationDataReader, RandomDataReader
+    from quark.onnx.data import CachedDataReader, CalibrationDataReader
     from quark.onnx.data_files import PathDataReader
     from quark.onnx.data_sets import DatasetReader
     from quark.onnx.preprocessing import Preprocessing
+    from quark.onnx.random_data import RandomDataReader
 
 _LATE = {
     "CachedDataReader": "quark.onnx.data",
@@ -45,7 +46,7 @@ _LATE = {
     "DatasetReader": "quark.onnx.data_sets",
     "PathDataReader": "quark.onnx.data_files",
     "Preprocessing": "quark.onnx.preprocessing",
-    "RandomDataReader": "quark.onnx.data",
+    "RandomDataReader": "quark.onnx.random_data",
 }
 
 

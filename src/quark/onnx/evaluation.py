@@ -15,8 +15,9 @@ from quark.config.options import Options
 from quark.errors import ConfigError
 from quark.onnx.bodies import CONTROL
 from quark.onnx.compare import Checks, Comparison, compare
-from quark.onnx.data import CachedDataReader, RandomDataReader, readable_again, samples_of
+from quark.onnx.data import CachedDataReader, readable_again, samples_of
 from quark.onnx.data_layout import as_reader
+from quark.onnx.random_data import RandomDataReader
 from quark.report.tables import decibels
 from quark.report.values import LayerView, Table
 

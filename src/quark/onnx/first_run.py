@@ -26,7 +26,7 @@ from quark.config.options import Options
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, ModelError
 from quark.ir.surgery import all_nodes, name_of
-from quark.onnx.data import RandomDataReader, Remembering, checked, inputs_of, readable_again, samples_of
+from quark.onnx.data import Remembering, checked, inputs_of, readable_again, samples_of
 from quark.onnx.graph.admission import refusal, refusal_of_proto
 from quark.onnx.graph.budget import loop_without_count
 from quark.onnx.graph.libraries import library_files
@@ -36,6 +36,7 @@ from quark.onnx.graph.run import run_in_time, unknown_operator
 from quark.onnx.graph.session import COPIED, RUNTIME_ERRORS, Light, quiet_options
 from quark.onnx.passes.constants import trains
 from quark.onnx.passes.fold_constants import RANDOM
+from quark.onnx.random_data import RandomDataReader
 from quark.reading import reason_of
 
 Feed = Mapping[str, np.ndarray]

@@ -31,7 +31,7 @@ from quark.onnx.bodies import all_known, wants_bodies
 from quark.onnx.choices import choose_inside, mix, search_calibration, tune_speed
 from quark.onnx.compare import Comparison
 from quark.onnx.coverage import Coverage, as_stated
-from quark.onnx.data import RandomDataReader, Samples
+from quark.onnx.data import Samples
 from quark.onnx.data_layout import as_reader, in_layout
 from quark.onnx.describe import file_bytes
 from quark.onnx.diagnosis import of_plan, ranked
@@ -54,6 +54,7 @@ from quark.onnx.preprocessing import Preprocessing, doubts_of
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.qdq.slower import all_in_float
+from quark.onnx.random_data import RandomDataReader
 from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.result import Result
 from quark.onnx.scratch import Scratch

@@ -25,7 +25,6 @@ from quark.errors import QuarkError
 from quark.ir.surgery import name_of, tensor_bytes
 from quark.onnx.bodies import all_known, wants_bodies
 from quark.onnx.choices import foreseen
-from quark.onnx.data import RandomDataReader
 from quark.onnx.file_size import predicted_bytes
 from quark.onnx.follow import follow
 from quark.onnx.graph import model as files
@@ -36,6 +35,7 @@ from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
+from quark.onnx.random_data import RandomDataReader
 from quark.onnx.subgraphs import decided_bodies, record
 from quark.report.process import resident
 

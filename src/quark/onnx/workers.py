@@ -50,7 +50,7 @@ class Shard(NamedTuple):
     samples: Sequence[Feed | Read]
 
 
-class Counted(NamedTuple):
+class ShardResult(NamedTuple):
     """What a worker found in a shard: how many samples it has, whether one holds a value, their statistics."""
 
     samples: int
@@ -165,13 +165,13 @@ def _copied(sample: Any) -> Any:
     return sample if callable(sample) else {name: array.copy() for name, array in sample.items()}
 
 
-def _results(task: WorkerTask, shards: Iterator[Shard], workers: int) -> Iterator[Counted]:
+def _results(task: WorkerTask, shards: Iterator[Shard], workers: int) -> Iterator[ShardResult]:
     """What was found, in order; a few shards are under way at a time."""
     calls = (parallel.delayed(_work, task, shard) for shard in shards)
     yield from parallel.results(calls, workers, "threads", ahead=workers + 1)
 
 
-def _work(task: WorkerTask, shard: Shard) -> Counted:
+def _work(task: WorkerTask, shard: Shard) -> ShardResult:
     """Read, run and count a few samples."""
     runner, held = task.opened(), False
     statistics = {name: request.search.observe(request.settings) for name, request in task.requests.items()}
@@ -179,7 +179,7 @@ def _work(task: WorkerTask, shard: Shard) -> Counted:
         feed: Feed = fitted(sample(), task.inputs, index) if callable(sample) else sample
         held |= holds(feed)
         count_sample(runner, feed, statistics, index)
-    return Counted(len(shard.samples), held, statistics)
+    return ShardResult(len(shard.samples), held, statistics)
 
 
 @lru_cache(maxsize=1)

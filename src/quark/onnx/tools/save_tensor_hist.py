@@ -11,10 +11,10 @@ from quark.numerics.affine import Grid
 from quark.numerics.formats import get_format
 from quark.observers import Histogram
 from quark.onnx.calibration import Request, observe
-from quark.onnx.data import RandomDataReader
 from quark.onnx.data_files import PathDataReader
 from quark.onnx.graph.model import load
 from quark.onnx.graph.shapes import infer_shapes
+from quark.onnx.random_data import RandomDataReader
 from quark.onnx.tools.command import Argument, Tool, run_as_program
 from quark.report import ModelView, Report, TensorView
 from quark.report.html import write_html
