@@ -25,7 +25,6 @@ from quark.onnx.graph.model import load, load_ahead
 from quark.onnx.image_files import UnreadableImage
 from quark.onnx.preprocess_file import FILE, read_beside
 from quark.onnx.preprocessing import Preprocessing, doubts
-from quark.onnx.random_data import RandomDataReader
 from quark.search.function import load_function
 
 WANTED = "give the samples with --data PATH, or --random to use generated ones for a trial run"
@@ -136,6 +135,8 @@ def feeds(
     check_pictures(source, judged_on)
     loaded = load_ahead(model) if first else load(model)
     if source.data is None:
+        from quark.onnx.random_data import RandomDataReader
+
         found = [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
         shapes = {one.name: (0, None) if one.shape is None else one.shape for one in inputs_of(loaded)}
         free = {name: list(found[0][name].shape) for name, shape in shapes.items() if None in (shape[1:] or shape)}

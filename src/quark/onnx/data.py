@@ -15,7 +15,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -70,6 +70,8 @@ def _described(value: ir.Value, mask: bool) -> ModelInput:
 
 class CalibrationDataReader(ABC):
     """Base class for readers, with the interface of ONNX Runtime's: subclass it and write ``get_next``."""
+
+    generated: ClassVar[bool] = False  # nothing about the samples can be wrong that the user could mend
 
     @abstractmethod
     def get_next(self) -> Mapping[str, np.ndarray] | None:

@@ -17,7 +17,6 @@ from quark.onnx.bodies import CONTROL
 from quark.onnx.compare import Checks, Comparison, compare
 from quark.onnx.data import CachedDataReader, readable_again, samples_of
 from quark.onnx.data_layout import as_reader
-from quark.onnx.random_data import RandomDataReader
 from quark.report.tables import decibels
 from quark.report.values import LayerView, Table
 
@@ -51,6 +50,8 @@ def evaluate(
     if source is None:
         source, limit = reader, options.CalibDataSize
     if source is None:
+        from quark.onnx.random_data import RandomDataReader
+
         shapes, ranges = options.RandomDataReaderInputShape, options.RandomDataReaderInputDataRange
         source = RandomDataReader(model_input, shapes, ranges, limit or 1)
     layers = options.PrintSummary and not options.CryptoMode

@@ -36,7 +36,6 @@ from quark.onnx.graph.run import run_in_time, unknown_operator
 from quark.onnx.graph.session import COPIED, RUNTIME_ERRORS, Light, quiet_options
 from quark.onnx.passes.constants import trains
 from quark.onnx.passes.fold_constants import RANDOM
-from quark.onnx.random_data import RandomDataReader
 from quark.reading import reason_of
 
 Feed = Mapping[str, np.ndarray]
@@ -161,6 +160,8 @@ def tried_on(model: ir.Model, reader: object, job: Job) -> Feed | str:
     try:
         if sample is not None:
             return next(checked([sample], inputs))
+        from quark.onnx.random_data import RandomDataReader
+
         shapes, ranges = options.RandomDataReaderInputShape, options.RandomDataReaderInputDataRange
         return RandomDataReader(model, shapes, ranges).get_next() or {}
     except (DataError, ConfigError) as error:

@@ -54,7 +54,6 @@ from quark.onnx.preprocessing import Preprocessing, doubts_of
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.qdq.slower import all_in_float
-from quark.onnx.random_data import RandomDataReader
 from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.result import Result
 from quark.onnx.scratch import Scratch
@@ -125,7 +124,7 @@ def _samples(reader: Any, job: Job, prepared: Prepared, opened: Opened) -> Any:
 
     What looks wrong about the first one is told; of ``Samples``, who made them has.
     """
-    if job.mode == "static" and not isinstance(reader, (Samples, RandomDataReader)):
+    if job.mode == "static" and not isinstance(reader, Samples) and not getattr(reader, "generated", False):
         reader = first_kept(reader)
         for doubt in doubts_of(opened.source, first_sample(reader), getattr(reader, "preprocessing", None)):
             _log.warning("%s", doubt)

@@ -35,7 +35,6 @@ from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
-from quark.onnx.random_data import RandomDataReader
 from quark.onnx.subgraphs import decided_bodies, record
 from quark.report.process import resident
 
@@ -114,6 +113,8 @@ def _seconds(model: ir.Model, job: Job, requests: list[TensorPlan], sizes: dict[
         return 0.0
     options = job.options
     try:
+        from quark.onnx.random_data import RandomDataReader
+
         shapes, ranges = options.RandomDataReaderInputShape, options.RandomDataReaderInputDataRange
         feed = RandomDataReader(model, shapes, ranges).get_next() or {}
         outputs = [name_of(value) for value in model.graph.outputs]

@@ -36,6 +36,8 @@ class RandomDataReader(CalibrationDataReader):
             missing.
     """
 
+    generated = True
+
     def __init__(
         self,
         model_input: Source,

@@ -17,7 +17,6 @@ from quark.onnx.calibration import Progress, Request, Statistics, find_ranges, o
 from quark.onnx.graph.session import Runtime
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.settings import request_of
-from quark.onnx.random_data import RandomDataReader
 from quark.report import ModelView, Report, TensorView
 
 #: Bars of a figure of ``SaveTensorHistFig``, and the folder it is written to.
@@ -75,6 +74,8 @@ def samples_of(model: ir.Model, options: Options, reader: Any) -> data.Samples:
         raise NoSamplesError(
             "calibration data is needed: give calibration_data_reader, or set the option UseRandomData for a trial run"
         )
+    from quark.onnx.random_data import RandomDataReader
+
     shapes, ranges = options.RandomDataReaderInputShape, options.RandomDataReaderInputDataRange
     return data.samples_of(RandomDataReader(model, shapes, ranges, options.CalibDataSize or 1))
 
