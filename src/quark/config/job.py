@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import field, replace
 from typing import Any, Literal
 
 from quark.config.options import Options
 from quark.config.plan import Plan
-from quark.config.rules import Rules
+from quark.config.rules import Rule, Rules
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_name
@@ -57,6 +58,10 @@ class Job:
     def runs_samples(self) -> bool:
         """Whether samples run through the model: activations are quantized, by ranges that are fixed beforehand."""
         return self.mode == "static" and not self.options.WeightsOnly
+
+    def ruled(self, rules: Iterable[Rule]) -> Job:
+        """The job with more rules, to which its own are exceptions."""
+        return replace(self, rules=replace(self.rules, rules=(*rules, *self.rules.rules)))
 
     def with_ranges(self, method: str, settings: tuple[tuple[str, Any], ...] = ()) -> Job:
         """The job whose activations get their ranges by another method, as of ``TensorSpec``."""

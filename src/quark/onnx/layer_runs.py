@@ -39,7 +39,7 @@ from quark.onnx import fingerprint
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import transform, tune
-from quark.onnx.algorithms.trial import ranges_of
+from quark.onnx.algorithms.trial import planned
 from quark.onnx.bodies import all_known
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.data_layout import in_layout
@@ -250,8 +250,7 @@ def _laid_out(
     source, asked = files.load(model_input), job
     digest, known = fingerprint.of_model(source), all_known(source)
     specs = tuple(Rule((), spec, "candidates") for spec in candidates.values() if spec is not None)
-    job = replace(job, rules=replace(job.rules, rules=(*specs, *job.rules.rules)))
-    prepared = prepare(source, job, of=model_input)
+    prepared = prepare(source, job.ruled(specs), of=model_input)
     model, job = prepared.model, prepared.job
     reader = in_layout(rereadable(reader), prepared.moved)
     context = JobContext(job, reader, scratch, Journal(), lambda stage, done, total: None, known)
@@ -308,20 +307,11 @@ def _planned(
     scratch: Scratch,
 ) -> dict[str, Plan]:
     """The whole graph under every candidate, with scales."""
-    jobs = {name: _whole(job, spec) for name, spec in candidates.items() if spec is not None}
-    for one in jobs.values():  # constants that layers share get copies, the same for all candidates
+    specs = {name: spec for name, spec in candidates.items() if spec is not None}
+    jobs = [job.ruled([Rule(("^",), spec, "candidate", strict=False)]) for spec in specs.values()]
+    for one in jobs:  # constants that layers share get copies, the same for all candidates
         MODES["static"].place(model, one, known)
-    plans = {name: MODES["static"].place(model, one, known) for name, one in jobs.items()}
-    ranges = ranges_of(model, plans.values(), job.options, lambda: samples, scratch, {})
-    for plan, found in zip(plans.values(), ranges, strict=True):
-        MODES["static"].set_parameters(model, plan, found, job.options)
-    return plans
-
-
-def _whole(job: Job, spec: LayerSpec) -> Job:
-    """The job with every layer that it quantizes under one candidate."""
-    everything = Rule(("^",), spec, "candidate", strict=False)
-    return replace(job, rules=replace(job.rules, rules=(everything, *job.rules.rules)))
+    return dict(zip(specs, planned(model, jobs, known, lambda: samples, scratch, {}), strict=True))
 
 
 def _tuned(model: ir.Model, plans: Mapping[str, Plan], context: JobContext, folder: Path) -> dict[str, str]:
@@ -431,19 +421,15 @@ def stored_bytes(common: FloatModelFiles, name: str, tensors: Tensors, model: ir
     before = common.graph(place).graph
     node = next(node for node in before if node.name == name.removeprefix(place))
     own = {value.name for value in node.inputs if value is not None and value.const_value is not None}
-    kept = [value for key, value in model.graph.initializers.items() if key in own and key not in _names(tensors)]
-    size = sum(value.const_value.nbytes for value in kept if value.const_value is not None and is_float(value))
     roles = {tensor.name: tensor.role for tensor in tensors}
+    kept = [value for key, value in model.graph.initializers.items() if key in own and key not in roles]
+    size = sum(value.const_value.nbytes for value in kept if value.const_value is not None and is_float(value))
     for key, value in model.graph.initializers.items():
         owners = [tensor for tensor in roles if key == tensor or key.startswith(f"{tensor}_")]
         if (key in before.initializers and key not in roles) or not owners or value.const_value is None:
             continue
         size += value.const_value.nbytes if roles[max(owners, key=len)] != "activation" else 0
     return float(size)
-
-
-def _names(tensors: Tensors) -> set[str]:
-    return {tensor.name for tensor in tensors}
 
 
 @lru_cache(maxsize=16)

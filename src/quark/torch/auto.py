@@ -49,7 +49,8 @@ from quark.torch.layer_runs import (
     running,
 )
 from quark.torch.quantizer import ModelQuantizer
-from quark.torch.sensitivity import TorchSearchGoal, costs_of, kept_bytes, matched, unfit
+from quark.torch.sensitivity import TorchSearchGoal, costs_of, file_bytes, matched, unfit
+from quark.torch.template_reading import head_of
 
 PURPOSES = {"genai": "onnxruntime-genai", **{name: name for name in PROGRAMS}}
 SMALLER = "a smaller one is within the tolerance"
@@ -163,7 +164,7 @@ class TorchSearch(Search[TorchTrial, TorchOutcome]):
         super().__init__(goal, partial(identity_of, model, samples), tell)
         self.model, self.parts, self.folder, self.source = model, split(samples), folder, source
         self.common, self.before = self.laid_out(self.parts.choose, "choose")
-        self.float_bytes = round(sum(kept_bytes(one, goal.program) for one in model.parameters()))
+        self.float_bytes = round(sum(file_bytes(one, (), goal.program) for one in model.parameters()))
         values = {name: one.value for name, one in self.before.items()}
         self.target = target_of(goal, values, vocabulary(model))
         self.float_value = values.get(self.target.metric, float("inf"))
@@ -408,7 +409,7 @@ def target_of(goal: TorchGoal, before: Mapping[str, float], tokens: float) -> Ta
 
 def vocabulary(model: nn.Module) -> float:
     """How many tokens a model tells apart."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    head = head_of(model)
     return float(head.weight.shape[0]) if head is not None else float("inf")
 
 

@@ -50,11 +50,8 @@ def recorded(module: nn.Module) -> Iterator[list[Sample]]:
         named = dict(zip(parameters, args, strict=False)) | kwargs
         samples.append({name: kept(value) for name, value in named.items()})
 
-    handle = module.register_forward_pre_hook(record, with_kwargs=True)
-    try:
+    with module.register_forward_pre_hook(record, with_kwargs=True):
         yield samples
-    finally:
-        handle.remove()
 
 
 def kept(value: Any) -> Any:

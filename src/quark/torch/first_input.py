@@ -1,13 +1,16 @@
-"""The first input of a call, which callers give by position, ``linear(x)``, or by its name, ``linear(input=x)``."""
+"""The first input of a call, which callers give by position, ``linear(x)``, or by its name, ``linear(input=x)``, and
+hooks for a while, most of which look at it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 HIDDEN = "hidden_states"  # what transformers calls it, some blocks behind other positional arguments
 
@@ -39,3 +42,12 @@ def with_input(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     if key == 0:
         return (value, *args[1:]), dict(kwargs)
     return args, dict(kwargs) if key is None else {**kwargs, str(key): value}
+
+
+@contextmanager
+def attached(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Hooks that are there for a while."""
+    with ExitStack() as stack:
+        for hook in hooks:
+            stack.enter_context(hook)
+        yield

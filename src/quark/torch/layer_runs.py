@@ -30,6 +30,7 @@ from quark.errors import DataError, QuarkError
 from quark.files.atomic import part_of
 from quark.measure.outputs import Outputs, together
 from quark.reading import reason_of
+from quark.search.trials import Measured, by_function
 from quark.torch.algorithms.blocks import Enough, find_blocks, first, handing_on, hooked, record
 from quark.torch.calibration import NOT_RUN, described, device_of, evaluating, run, to_device, without_cache
 from quark.torch.config.model import QConfig
@@ -40,6 +41,7 @@ from quark.torch.outputs import answer_tensors
 from quark.torch.quantized_layer import QuantLayer, forget_quantized, quantized_layers
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.structure import run_model
+from quark.torch.template_reading import head_of
 
 #: The output whose divergence is measured, and that tokens are predicted by.
 FIRST = "output 0"
@@ -82,11 +84,6 @@ def ids_of(sample: Any) -> torch.Tensor | None:
     return None
 
 
-def speaks(model: nn.Module) -> bool:
-    """Whether a model predicts tokens: it has output embeddings (an encoder reads tokens, and gives features)."""
-    return getattr(model, "get_output_embeddings", lambda: None)() is not None
-
-
 def lay_out(model: nn.Module, samples: Sequence[Any], folder: Path) -> FloatOutputs:
     """Write the float outputs.
 
@@ -95,6 +92,7 @@ def lay_out(model: nn.Module, samples: Sequence[Any], folder: Path) -> FloatOutp
     """
     if not samples:
         raise DataError("layers are tried on samples, and there are none")
+    folder.mkdir(exist_ok=True)
     with running(model):
         for index, sample in enumerate(samples):
             kept = _first_outputs(model, sample, index)
@@ -154,7 +152,7 @@ def compared(model: nn.Module, common: FloatOutputs, index: int, values: dict[st
     """What a model answered to a sample, against the float outputs; the divergence is that of the first."""
     made, ids = Outputs(), ids_of(common.samples[index])
     made.update(common.reference(index), values, True)
-    if speaks(model) and ids is not None and values[FIRST].dim() == 3 and ids.shape[-1] > 1:
+    if head_of(model) is not None and ids is not None and values[FIRST].dim() == 3 and ids.shape[-1] > 1:
         made.follow(values[FIRST], ids)
     return made
 
@@ -187,8 +185,11 @@ class TorchLayerRuns:
     hidden: list[torch.Tensor] = field(default_factory=list)
     values: int = 0
 
-    def trial(self, name: str) -> dict[str, float]:
-        """The measures of the model with one layer quantized."""
+    def trial(self, name: str, metric: str = "") -> Measured:
+        """The measures of the model with one layer quantized; what the user's function ``metric`` says of it."""
+        if ":" in metric:
+            with self.quantized(name), running(self.model):
+                return by_function(metric, self.model)
         index = self.block_of(name)
         if index < self.at:  # blocks that are skipped now would hand on what they are given
             self.at, self.hidden = 0, []
@@ -221,12 +222,7 @@ class TorchLayerRuns:
     def block_of(self, name: str) -> int:
         """The number of the block that holds a layer; 0 for layers outside."""
         places = [k for k, block in enumerate(self.blocks) if name.startswith(f"{block}.")]
-        return places[0] if places else len(self.blocks) if self.blocks and self.is_head(name) else 0
-
-    def is_head(self, name: str) -> bool:
-        """Whether a layer makes the model's output."""
-        head = getattr(self.model, "get_output_embeddings", lambda: None)()
-        return head is not None and head is self.layers[name]
+        return places[0] if places else len(self.blocks) if head_of(self.model) is self.layers[name] else 0
 
     def entering(self, index: int, k: int) -> torch.Tensor:
         """The hidden state behind block ``index - 1``, in float; nothing behind it runs."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quark.dataclass import dataclass
-from quark.torch.first_input import first_input, with_input
+from quark.torch.first_input import attached, first_input, with_input
 
 CLOSE = 1e-3  # of the largest value: what counts as the same answer
 
@@ -54,11 +54,8 @@ def edited(modules: dict[str, nn.Module], inputs: Mapping[str, Edit], outputs: M
 
     hooks = [modules[name].register_forward_pre_hook(before(edit), with_kwargs=True) for name, edit in inputs.items()]
     hooks += [modules[name].register_forward_hook(after(edit)) for name, edit in outputs.items()]
-    try:
+    with attached(hooks):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def trace(names: dict[str, nn.Module], forward: Callable[[], list[torch.Tensor]]) -> Trace:
@@ -76,11 +73,8 @@ def trace(names: dict[str, nn.Module], forward: Callable[[], list[torch.Tensor]]
         return after
 
     hooks = [module.register_forward_hook(see(name), with_kwargs=True) for name, module in names.items()]
-    try:
+    with attached(hooks):
         output = forward()
-    finally:
-        for hook in hooks:
-            hook.remove()
     reached = frozenset(name for name, found in calls.items() if any(x.numel() for x, _ in found))
     once = {name: found[0] for name, found in calls.items() if len(found) == 1 and found[0][0].numel()}
     inputs, outputs = ({name: pair[k] for name, pair in once.items()} for k in (0, 1))

@@ -89,7 +89,7 @@ class ModuleMetric(PlanMetric):
 
     def on(self, samples: Sequence[Any], name: str) -> ModuleMetric:
         """The same on other data, whose float outputs go into a folder called ``name``."""
-        common = lay_out(self.model, samples, made(self.common.folder.parent / name))
+        common = lay_out(self.model, samples, self.common.folder.parent / name)
         return replace(self, common=common, data=digest_of_samples(samples))
 
 
@@ -125,7 +125,7 @@ def search(
     held_out = None if asked.evaluation is None else list(asked.evaluation)
     apart, loaded = split_of(given, held_out, asked.metric is not None), source.load()
     with private_folder() as folder, Journal.held(trying.ledger):
-        common = lay_out(loaded, apart.fit, made(folder / "trials"))
+        common = lay_out(loaded, apart.fit, folder / "trials")
         trials = trials_of(source, loaded, common, values, candidates, use)
         if not trials.layers:
             raise ConfigError("the configuration decides about every layer, so there is nothing to search")
@@ -168,12 +168,6 @@ def whole_values(config: Mapping[str, Any] | str | None, candidates: Sequence[st
 
 #: What this flow can be asked for.
 ASKED = Asked(("kl", "perplexity", "sqnr", "cosine", "mse"), "kl", LANGUAGE, types_of)
-
-
-def made(folder: Path) -> Path:
-    """A new folder."""
-    folder.mkdir()
-    return folder
 
 
 def save_plan(

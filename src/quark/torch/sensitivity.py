@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -38,7 +38,6 @@ from quark.search.trials import (
     TriedLayer,
     TriedModel,
     Trying,
-    by_function,
     ranked,
 )
 from quark.search.values import FLOAT, Study, check_distinct
@@ -48,8 +47,9 @@ from quark.torch.config_file import check_candidate, config_of, split
 from quark.torch.digest import digest_of_samples, identity_of_model
 from quark.torch.export import gguf_size
 from quark.torch.export.layout import layout_of
+from quark.torch.export.shards import nbytes
 from quark.torch.language import load_model
-from quark.torch.layer_runs import FloatOutputs, TorchLayerRuns, Traffic, lay_out, open_runs, running, traffic_of
+from quark.torch.layer_runs import FloatOutputs, TorchLayerRuns, Traffic, lay_out, open_runs, traffic_of
 from quark.torch.layers import own_parameter
 from quark.torch.machine import MI300X, Machine, seconds_of
 from quark.torch.matching import Match, bind, choose_all, find_candidates, is_excluded, match
@@ -115,6 +115,10 @@ class Part:
     common: FloatOutputs
     names: tuple[str, ...]
     metric: str
+
+    def tried(self, runs: TorchLayerRuns) -> Iterator[tuple[Pair, Measured]]:
+        """Every layer, as it is finished."""
+        return (((name, self.candidate), runs.trial(name, self.metric)) for name in self.names)
 
 
 def sensitivity(
@@ -237,8 +241,7 @@ class LayerTrials(TriedModel):
             chosen = json.dumps(self.values[candidate], sort_keys=True)
             each = (tuple(names[start : start + size]) for start in range(0, len(names), size))
             parts += [Part(self.source, chosen, candidate, self.common, some, metric) for some in each]
-        for part, name, measured in results(parts, self.model, self.source.workers):
-            yield (name, part.candidate), measured
+        return results(parts, self.model, self.source.workers)
 
     def estimated(self, metric: str) -> tuple[Study, Alone]:
         """As the base says, by one backward pass (``quark.torch.one_pass``); trials on few samples measure."""
@@ -307,8 +310,7 @@ def costs_of(item: Match, here: Match | None, traffic: Traffic, use: TorchSearch
         stages = () if here is None else here.stages[slot]
         kept = float(value.element_size() * 8)
         widths[slot] = kept if not stages else bits_of(stages[-1])
-        shape, program = tuple(value.shape), use.program
-        size += kept_bytes(value, program) if not stages else file_bytes(stages, shape, program)
+        size += file_bytes(value, stages, use.program)
         bits += widths[slot] * value.numel()
     stages = () if here is None else here.stages["input_tensors"]
     width = own_parameter(item.layer.module).element_size() * 8.0 if not stages else bits_of(stages[-1])
@@ -321,44 +323,35 @@ def bits_of(stage: Any) -> float:
     return float(stage.format.bits)
 
 
-def kept_bytes(value: torch.Tensor, program: str | None) -> float:
-    """Bytes of a parameter that stays float."""
-    return gguf_size.bytes_of(tuple(value.shape), ()) if program == LLAMA else float(value.nbytes)
-
-
-def file_bytes(stages: Stages, shape: tuple[int, ...], program: str | None) -> float:
-    """Bytes of the stored tensors of one parameter: codes, scales, zero points."""
+def file_bytes(value: torch.Tensor, stages: Stages, program: str | None) -> float:
+    """Bytes of the stored tensors of one parameter: codes, scales, zero points; without stages, of its floats."""
+    shape = tuple(value.shape)
     if program == LLAMA:
         return gguf_size.bytes_of(shape, stages)
-    form = layout_of(stages, shape).form()
-    return float(sum(int(np.prod(size, dtype=np.int64)) * kind.itemsize for size, kind in form.values()))
+    return float(sum(nbytes(*one) for one in layout_of(stages, shape).form().values()) if stages else value.nbytes)
 
 
-def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[tuple[Part, str, Measured]]:
-    """(part, layer, measures), as they are finished."""
+def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[tuple[Pair, Measured]]:
+    """Layers under candidates, as they are finished."""
     if workers == 1 or parallel.shares_memory("processes"):  # threads would change one model at the same time
         for part in parts:
             runs = open_runs(model, config_of(json.loads(part.values), model), part.common)
-            try:
-                yield from ((part, name, one_trial(runs, name, part.metric)) for name in part.names)
-            finally:
-                runs.undo.close()
+            with closing(runs.undo):
+                yield from part.tried(runs)
         return
-    calls = (parallel.delayed(work, part, number) for number, part in enumerate(parts))
-    done = parallel.results(calls, workers, "processes", ordered=False)
-    for number, found in done:
-        yield from ((parts[number], name, measured) for name, measured in found.items())
+    calls = (parallel.delayed(work, part) for part in parts)
+    for found in parallel.results(calls, workers, "processes", ordered=False):
+        yield from found
 
 
 #: One part at a time changes the model of a process, whatever threads a worker process has.
 _MODEL = Lock()
 
 
-def work(part: Part, number: int) -> tuple[int, dict[str, Measured]]:
+def work(part: Part) -> list[tuple[Pair, Measured]]:
     """One part, on the model of the worker process."""
     with _MODEL:
-        runs = kept_runs(part)
-        return number, {name: one_trial(runs, name, part.metric) for name in part.names}
+        return list(part.tried(kept_runs(part)))
 
 
 #: The runs of a worker process, by where they come from; the last ones stay for the parts that follow.
@@ -373,11 +366,3 @@ def kept_runs(part: Part) -> TorchLayerRuns:
         model = part.source.load()
         _RUNS[key] = open_runs(model, config_of(json.loads(part.values), model), part.common)
     return _RUNS[key]
-
-
-def one_trial(runs: TorchLayerRuns, name: str, metric: str) -> Measured:
-    """Quantize one layer, and measure."""
-    if ":" not in metric:
-        return runs.trial(name)
-    with runs.quantized(name), running(runs.model):
-        return by_function(metric, runs.model)

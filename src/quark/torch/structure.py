@@ -186,11 +186,8 @@ def runner(name: str, block: nn.Module, stream: Stream) -> Callable[[], list[tor
 def run_model(model: nn.Module, sample: Any) -> Any:
     """The model on one sample."""
     answers: list[Any] = []
-    handle = model.register_forward_hook(lambda module, args, output: answers.append(output))
-    try:
+    with model.register_forward_hook(lambda module, args, output: answers.append(output)):
         run(model, sample[""] if isinstance(sample, Mapping) and "" in sample else sample)
-    finally:
-        handle.remove()
     return answers[0]
 
 

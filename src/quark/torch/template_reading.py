@@ -124,9 +124,14 @@ def own_layers(blocks: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, n
                 yield f"{block}.{name}", child
 
 
+def head_of(model: nn.Module) -> Any:
+    """The layer that a model names as its output; None: nothing (an encoder reads tokens, and gives features)."""
+    return getattr(model, "get_output_embeddings", lambda: None)()
+
+
 def heads(model: nn.Module) -> list[str]:
     """Names of the layers whose output is as long as the vocabulary."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    head = head_of(model)
     names = [name for name, module in model.named_modules() if module is head and head is not None]
     names += [name for name in tied_layers(model) if name not in names]
     if names:

@@ -34,10 +34,13 @@ class Mixed:
 
     def tables(self) -> tuple[Table, ...]:
         """The ranking for people; nothing where there was nothing to decide."""
-        rows = [
-            (one.layer, f"{one.metrics['value']:.6g}" if one.metrics else "", one.layer in self.chosen)
+        shown = tuple(
+            (
+                one.layer,
+                f"{one.metrics['value']:.6g}" if one.metrics else "",
+                "yes" if one.layer in self.chosen else "no",
+            )
             for one in self.scores
-        ]
-        shown = tuple((name, value, "yes" if taken else "no") for name, value, taken in rows)
+        )
         title = "Automatic mixed precision" + ("" if self.metric is None else f": {self.name} {self.metric:.6g}")
         return (Table(title, ("layer", f"{self.name} alone", "chosen"), shown),) if shown else ()

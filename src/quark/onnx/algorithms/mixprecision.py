@@ -210,8 +210,7 @@ class _Decider:
         for number, layer in enumerate(self.layers):
             names = tuple(node for name, target in chosen if target == str(number) for node in self.groups[name])
             rules.append(Rule(names, layer, SOURCE, strict=False, inputs=layer is None, own_inputs=own))
-        ruled = replace(self.job.rules, rules=(*(r for r in rules if r.selectors), *self.job.rules.rules))
-        return for_target(replace(self.job, rules=ruled))
+        return for_target(self.job.ruled(rule for rule in rules if rule.selectors))
 
     def decided(self, scores: Sequence[Trial], chosen: Sequence[Trial], metric: float | None) -> Mixed:
         """The result, told in the log."""
@@ -256,10 +255,14 @@ class _Decider:
         return math.inf if math.isnan(value) else LOSSES.get(_metric_name(self.config), float)(value)
 
     def _metric(self, chosen: Sequence[Pair], common: FloatModelFiles) -> float:
-        """The metric of the model with some layers in their targets' precision."""
+        """The metric of the model with some layers in their targets' precision; of the user's figure of merit how far
+        it is from the float model's."""
         model = self.quantized(chosen)
         if self.config.metric_evaluate_fn is not None:
-            return self._evaluate(model, common)
+            call = _loaded(self.config.metric_evaluate_fn)
+            if self.reference is None:
+                self.reference = number_of(call(str(common.model)), "metric_evaluate_fn")
+            return abs(number_of(common.called(model, call), "metric_evaluate_fn") - self.reference)
         runner, name = common.runner(model), common.outputs[0]
         pairs = ((reference[name], runner.run(feed).values[name]) for feed, reference in common.pairs())
         function = self.config.metric_distance_fn
@@ -267,13 +270,6 @@ class _Decider:
             call = _loaded(function)
             return float(np.mean([number_of(call(x, y), "metric_distance_fn") for x, y in pairs]))
         return metric_of(self.config.metric_default, pairs)
-
-    def _evaluate(self, model: ir.Model, common: FloatModelFiles) -> float:
-        """How far the user's figure of merit is from the float model's."""
-        call = _loaded(self.config.metric_evaluate_fn or "")
-        if self.reference is None:
-            self.reference = number_of(call(str(common.model)), "metric_evaluate_fn")
-        return abs(number_of(common.called(model, call), "metric_evaluate_fn") - self.reference)
 
     def quantized(self, chosen: Sequence[Pair]) -> ir.Model:
         """The model with some layers in their targets' precision, before any fine-tuning."""

@@ -48,14 +48,23 @@ class Trials:
 
     def quantized(self, job: Job) -> ir.Model:
         """The model under a job, before any fine-tuning."""
-        model, mode = apart(self.model), MODES[job.mode]  # trials run beside each other
-        plan = mode.place(model, job, self.known)
+        model = apart(self.model)  # trials run beside each other
         samples = partial(samples_of, model, job.options, self.context.reader)
-        (ranges,) = ranges_of(model, [plan], job.options, samples, self.context.scratch, self.ranges)
-        mode.set_parameters(model, plan, ranges, job.options)
+        (plan,) = planned(model, [job], self.known, samples, self.context.scratch, self.ranges)
         if job.mode == "static":
             adapt(model, plan, job)
-        return mode.emit(model, plan, job.options)
+        return MODES[job.mode].emit(model, plan, job.options)
+
+
+def planned(
+    model: ir.Model, jobs: Sequence[Job], known: Sequence[NodeInfo], samples: Read, scratch: Scratch, ranges: Ranges
+) -> list[Plan]:
+    """The whole graph under every job, with scales; ``ranges`` that are known are not looked for, and are more then."""
+    plans = [MODES[job.mode].place(model, job, known) for job in jobs]
+    found = ranges_of(model, plans, jobs[0].options, samples, scratch, ranges) if jobs else []
+    for job, plan, own in zip(jobs, plans, found, strict=True):
+        MODES[job.mode].set_parameters(model, plan, own, job.options)
+    return plans
 
 
 def ranges_of(

@@ -10,8 +10,8 @@ which it is not, and one without decoder blocks, runs as a whole.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -100,10 +100,8 @@ def answers(
         quantized: as the model will be when it is quantized; False: as it is.
         change: makes the changes of one part of the model; they are taken back.
     """
-    context, undo = walk.context, Undo()
-    try:
-        if change is not None:
-            change(replace(context, undo=undo), "")
+    context = walk.context
+    with changed(context, change, ""):
         if not walk.blocks.path:
             with quantizing(walk.items if quantized else []):
                 return [rows_of(run_model(context.model, context.samples[k])) for k in samples]
@@ -111,27 +109,24 @@ def answers(
         entering = recorded(context.model, walk.blocks, given, walk.stream.host, walk.stream.values)
         stream = replace(walk.stream.of(samples), hidden=known(entering, "a chain of blocks").hidden)
         for name, block in walk.blocks.modules.items():
-            hidden = through(walk, name, block, stream, quantized, change)
+            inside = walk.inside(block) if quantized else []
+            with context.store.visiting(name), changed(context, change, name), quantizing(inside):
+                hidden = [stream.handed_on(name, block, k) for k in range(len(samples))]
             stream = replace(stream, hidden=hidden)
         with quantizing(walk.outside if quantized else []):
             return [exit_of(walk, k, hidden) for k, hidden in zip(samples, stream.hidden, strict=True)]
+
+
+@contextmanager
+def changed(context: ModelContext, change: Change | None, part: str) -> Iterator[None]:
+    """A part of the model with a change, which is taken back."""
+    undo = Undo()
+    try:
+        if change is not None:
+            change(replace(context, undo=undo), part)
+        yield
     finally:
         undo.restore()
-
-
-def through(
-    walk: BlockWalk, name: str, block: nn.Module, stream: Stream, quantized: bool, change: Change | None
-) -> list[torch.Tensor]:
-    """What a block makes of all samples."""
-    undo = Undo()
-    with walk.context.store.visiting(name):
-        try:
-            if change is not None:
-                change(replace(walk.context, undo=undo), name)
-            with quantizing(walk.inside(block)) if quantized else nullcontext():
-                return [stream.handed_on(name, block, k) for k in range(len(stream.hidden))]
-        finally:
-            undo.restore()
 
 
 def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> list[torch.Tensor]:

@@ -37,6 +37,7 @@ from quark.torch.algorithms.walk import Again, walk
 from quark.torch.calibration import disabled, run
 from quark.torch.config.algorithms import BiasCorrectionConfig
 from quark.torch.fake_quantize import calibrate_with, parts
+from quark.torch.first_input import attached
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 from quark.torch.outputs import answer
@@ -133,13 +134,9 @@ def float_means(context: ModelContext, config: BiasCorrectionConfig) -> Floats:
 
     hooks = [layer.register_forward_hook(see) for layer in known.means]
     hooks += [module.register_forward_hook(keep(name)) for name, module in names.items()]
-    try:
-        with disabled([context.model]), context.store.recording():
-            for sample in context.samples:
-                run(context.model, sample)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with attached(hooks), disabled([context.model]), context.store.recording():
+        for sample in context.samples:
+            run(context.model, sample)
     return replace(known, means={layer: mean for layer, mean in known.means.items() if mean.count})
 
 
@@ -215,15 +212,12 @@ def outputs_of(run: BlockRun, layer: nn.Module) -> Iterator[torch.Tensor]:
             written.append(y)
             raise Enough
 
-    hook = layer.register_forward_hook(see)
-    try:
+    with layer.register_forward_hook(see):
         for k in range(len(run)):
             with suppress(Enough):
                 run.forward(k)
             yield from written
             written.clear()
-    finally:
-        hook.remove()
 
 
 def correct(context: ModelContext, item: Match, shift: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, unknown
 from quark.torch.algorithms.context import BlockStore
 from quark.torch.calibration import arguments_of, device_of, run, without_cache
-from quark.torch.first_input import first_input, with_input
+from quark.torch.first_input import attached, first_input, with_input
 from quark.torch.layers import kind_of
 
 log = logging.getLogger(__name__)
@@ -235,18 +235,15 @@ def recorded(
     """
     recorder = Recorder(next(iter(blocks.modules)), Stream([], {name: [] for name in blocks.modules}, host=host))
     hooks = [handle for name, block in blocks.modules.items() for handle in recorder.attach(name, block)]
-    try:
-        with (
-            without_cache(model),
-            torch.no_grad(),
-            nullcontext() if values is None else handing_on(blocks.modules.values(), values),
-        ):
-            for sample in samples:
-                with suppress(Enough):
-                    run(model, sample)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with (
+        attached(hooks),
+        without_cache(model),
+        torch.no_grad(),
+        nullcontext() if values is None else handing_on(blocks.modules.values(), values),
+    ):
+        for sample in samples:
+            with suppress(Enough):
+                run(model, sample)
     counts = {len(calls) for calls in recorder.stream.calls.values()}
     return recorder.stream if counts == {len(samples)} and recorder.chained else None
 
@@ -297,12 +294,8 @@ def answering(modules: Iterable[nn.Module], forward: Callable[..., Any]) -> Iter
 def hooked(model: nn.Module, hooks: Mapping[str, Callable[..., Any]], kwargs: bool = False) -> Iterator[None]:
     """Forward hooks at modules by name."""
     modules = dict(model.named_modules())
-    made = [modules[name].register_forward_hook(hook, with_kwargs=kwargs) for name, hook in hooks.items()]
-    try:
+    with attached(modules[name].register_forward_hook(hook, with_kwargs=kwargs) for name, hook in hooks.items()):
         yield
-    finally:
-        for one in made:
-            one.remove()
 
 
 def equal_arguments(one: Any, other: Any) -> bool:

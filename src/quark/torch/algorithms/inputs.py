@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import field
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 
 from quark.dataclass import dataclass
 from quark.torch.algorithms.blocks import BlockRun, Enough
-from quark.torch.first_input import first_input
+from quark.torch.first_input import attached, first_input
 from quark.torch.outputs import answer
 from quark.torch.quantized_layer import QuantLayer
 from quark.torch.structure import run_model
@@ -85,13 +86,9 @@ class Watch:
         self.awaited = set(self.layers)
         layers = self.layers.items()
         hooks = [layer.register_forward_pre_hook(self.hook(name), with_kwargs=True) for name, layer in layers]
-        try:
+        with attached(hooks), suppress(Enough):
             return forward()
-        except Enough:
-            return None
-        finally:
-            for handle in hooks:
-                handle.remove()
+        return None
 
     def hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         """What runs before the layer called ``name``."""

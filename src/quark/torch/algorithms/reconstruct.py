@@ -139,11 +139,9 @@ def data_of(pair: BlockPair, key: str) -> Data:
         (pair.own, layer.register_forward_pre_hook(see, with_kwargs=True)),
         (pair.reference, reference.register_forward_hook(see_float, with_kwargs=True)),
     ):
-        try:
+        with hook:
             for k in range(len(run)):
                 run.forward(k)
-        finally:
-            hook.remove()
     return Data(inputs, float_inputs, targets)
 
 

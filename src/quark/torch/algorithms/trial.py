@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from quark.torch.algorithms.context import matrix, new_quantizer
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
-from quark.torch.first_input import Arguments, first_input, with_input
+from quark.torch.first_input import Arguments, attached, first_input, with_input
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 
@@ -20,7 +21,7 @@ from quark.torch.matching import Match
 def quantizing(items: list[Match]) -> Iterator[None]:
     """Float layers that answer as if they were quantized; static input ranges are those of each input."""
     saved = [(item.layer.module, item.layer.module._parameters["weight"]) for item in items]
-    hooks = []
+    hooks = list[RemovableHandle]()
     for item in items:
         module, kind = item.layer.module, item.layer.kind
         value = quantized_matrix(item, matrix(module, kind))
@@ -29,10 +30,9 @@ def quantizing(items: list[Match]) -> Iterator[None]:
         if item.stages["input_tensors"]:
             hooks.append(module.register_forward_pre_hook(input_hook(item), with_kwargs=True))
     try:
-        yield
+        with attached(hooks):
+            yield
     finally:
-        for hook in hooks:
-            hook.remove()
         for module, weight in saved:
             module._parameters["weight"] = weight
 

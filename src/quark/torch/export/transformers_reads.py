@@ -40,6 +40,7 @@ from quark.torch.export.model_files import HALVES, float_dtype, is_untied, kept_
 from quark.torch.export.oldest_transformers import why_too_old
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of, names_of
 from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.first_input import attached
 from quark.torch.quantized_layer import QuantLayer, detach, quantized_layers
 from quark.torch.short_sample import shown
 from quark.torch.stage import Stage
@@ -160,15 +161,11 @@ def axes_seen(model: nn.Module, layers: Sequence[nn.Module]) -> list[set[int]]:
         return lambda layer, given: axes.update({given[0].dim()} if given else ())
 
     hooks = [layer.register_forward_pre_hook(noted(axes)) for layer, axes in zip(layers, seen, strict=True)]
-    try:
-        with suppress(QuarkError), torch.no_grad():  # it has no embedding, or its own quantizers find no range
-            for sample in shown(model):
-                with suppress(*OTHERS, AttributeError, QuarkError):
-                    model(**sample)
-                    break
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with attached(hooks), suppress(QuarkError), torch.no_grad():  # no embedding, or its own quantizers find no range
+        for sample in shown(model):
+            with suppress(*OTHERS, AttributeError, QuarkError):
+                model(**sample)
+                break
     return seen
 
 

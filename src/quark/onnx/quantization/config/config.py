@@ -151,7 +151,7 @@ def _announced(job: Job) -> Job:
         if isinstance(entry, AutoMixprecisionConfig)
         for one, _ in entry.targets()
     ]
-    return replace(job, rules=replace(job.rules, rules=(*found, *job.rules.rules))) if found else job
+    return job.ruled(found) if found else job
 
 
 _WEIGHT_METHODS = {"MinMax": "minmax", "MinMSE": "mse"}
