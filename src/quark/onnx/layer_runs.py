@@ -27,7 +27,7 @@ import onnx_ir as ir
 from quark import parallel
 from quark.config.job import Job, for_target
 from quark.config.plan import NodePlan, Plan, TensorPlan
-from quark.config.rules import NodeInfo, Rule
+from quark.config.rules import Rule
 from quark.config.tensor import LayerSpec
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError
@@ -65,6 +65,8 @@ from quark.search.values import check_distinct
 
 MODEL = "float.onnx"
 T = TypeVar("T")
+#: The specs of candidates; ``None`` is float.
+Layers = Mapping[str, LayerSpec | None]
 
 
 class Inner(NamedTuple):
@@ -239,12 +241,12 @@ def open_runs(
 def _laid_out(
     model_input: files.ModelInput,
     job: Job,
-    candidates: Mapping[str, LayerSpec | None],
+    candidates: Layers,
     reader: Any,
     scratch: Scratch,
     workers: int,
 ) -> OnnxLayerRuns:
-    """Everything that trials need; ``candidates``: their specs, ``None`` is float."""
+    """Everything that trials need."""
     if job.mode != "static":
         raise ConfigError(f"single layers are quantized statically; the configuration asks for the mode {job.mode!r}")
     source, asked = files.load(model_input), job
@@ -256,7 +258,7 @@ def _laid_out(
     context = JobContext(job, reader, scratch, Journal(), lambda stage, done, total: None, known)
     transform(model, context)
     given = Fed(lambda: iter(samples_of(model, job.options, reader)))
-    plans = _planned(model, job, candidates, known, given, scratch)
+    plans = _planned(model, context, candidates, given)
     for plan in plans.values() if job.npu else ():
         adapt(model.clone(), plan, job)
     threads = None if workers == 1 else max(1, lent() // workers)
@@ -267,7 +269,7 @@ def _laid_out(
     )
     common, data = lay_out(common, given)
     units = [*units_of(model, plans, list(candidates), sizes_of(model, common.feed(0), job.options))]
-    common, inside = _bodies(common, model, candidates, known, scratch)
+    common, inside = _bodies(common, model, candidates, context)
     if not units and not inside:
         raise ConfigError("nothing in the model can be quantized under these candidates")
     outputs, names = len(common.outputs), (*candidates,)
@@ -278,18 +280,14 @@ def _laid_out(
 
 
 def _bodies(
-    common: FloatModelFiles,
-    model: ir.Model,
-    candidates: Mapping[str, LayerSpec | None],
-    known: Sequence[NodeInfo],
-    scratch: Scratch,
+    common: FloatModelFiles, model: ir.Model, candidates: Layers, context: JobContext
 ) -> tuple[FloatModelFiles, list[Unit]]:
     """The layers in bodies of If and Loop that samples enter; no candidate tunes weights there, as nothing does."""
     fit = {name: spec for name, spec in candidates.items() if not with_tuners((), {"": name})}
     bodies: dict[str, Inner] = {}
     units: list[Unit] = []
     for body in entered(model, common.job, Fed(lambda: (common.feed(k) for k in range(common.samples)))):
-        plans = _planned(body.model, body.job, fit, known, body.feeds, scratch)
+        plans = _planned(body.model, replace(context, job=body.job), fit, body.feeds)
         file = f"body{len(bodies)}.onnx"
         ir.save(body.model.clone(), common.folder / file, external_data=f"{file}.data")
         bodies[body.place] = Inner(file, body.outer, body.node, body.attribute, body.captured)
@@ -298,20 +296,13 @@ def _bodies(
     return replace(common, bodies=bodies), units
 
 
-def _planned(
-    model: ir.Model,
-    job: Job,
-    candidates: Mapping[str, LayerSpec | None],
-    known: Sequence[NodeInfo],
-    samples: Iterable[Feed],
-    scratch: Scratch,
-) -> dict[str, Plan]:
+def _planned(model: ir.Model, context: JobContext, candidates: Layers, samples: Iterable[Feed]) -> dict[str, Plan]:
     """The whole graph under every candidate, with scales."""
     specs = {name: spec for name, spec in candidates.items() if spec is not None}
-    jobs = [job.ruled([Rule(("^",), spec, "candidate", strict=False)]) for spec in specs.values()]
+    jobs = [context.job.ruled([Rule(("^",), spec, "candidate", strict=False)]) for spec in specs.values()]
     for one in jobs:  # constants that layers share get copies, the same for all candidates
-        MODES["static"].place(model, one, known)
-    return dict(zip(specs, planned(model, jobs, known, lambda: samples, scratch, {}), strict=True))
+        MODES["static"].place(model, one, context.known)
+    return dict(zip(specs, planned(model, jobs, context, lambda: samples, {}), strict=True))
 
 
 def _tuned(model: ir.Model, plans: Mapping[str, Plan], context: JobContext, folder: Path) -> dict[str, str]:

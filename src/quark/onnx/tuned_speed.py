@@ -94,7 +94,7 @@ def tune_speed(model: ir.Model, context: JobContext) -> tuple[JobContext, Tuned]
 
 def _measured(model: ir.Model, context: JobContext) -> Tuned:
     feeds = feeds_of(model, context, SAMPLES)
-    trials = Trials(model, replace(context, reader=list(feeds)), context.known)
+    trials = Trials(model, replace(context, reader=list(feeds)))
     with private_folder() as folder:
 
         def written(name: str, left: Sequence[str]) -> Path:

@@ -135,9 +135,7 @@ def outputs_of(model: nn.Module, common: FloatOutputs, skip: Callable[[int], Any
     made = []
     with running(model):
         for index, sample in enumerate(common.samples):
-            with ExitStack() as around:
-                if skip is not None:
-                    around.enter_context(skip(index))
+            with nullcontext() if skip is None else skip(index):
                 values = outputs_to(model, sample)
             made.append(compared(model, common, index, values))
     return made

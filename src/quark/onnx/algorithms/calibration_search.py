@@ -68,7 +68,7 @@ def _measured(
 ) -> dict[str, tuple[Job, Loss]]:
     """Name of a method -> the job with it, and its loss. One quantized model is in memory at a time."""
     halves = (feeds[0::2], feeds[1::2]) if len(feeds) > 1 else (feeds,)
-    trials = [Trials(model, replace(context, reader=list(half)), context.known) for half in halves]
+    trials = [Trials(model, replace(context, reader=list(half))) for half in halves]
     unseen = [reference(model, half, context.job.options) for half in reversed(halves)]
     found = {}
     for done, (name, job) in enumerate(_jobs(context.job, config), 1):

@@ -71,5 +71,5 @@ def _losses(before: ir.Model, model: ir.Model, context: JobContext) -> Iterator[
     answers, judged = reference(before, feeds, options), replace(context, reader=list(feeds))
     float_model = before
     while True:
-        yield distance(answers, Trials(float_model, judged, judged.known).quantized(judged.job), options)
+        yield distance(answers, Trials(float_model, judged).quantized(judged.job), options)
         float_model = model

@@ -85,7 +85,7 @@ def mix(model: ir.Model, context: JobContext, config: AutoMixprecisionConfig) ->
         log.warning("mixed precision: %s; all tensors have the one data type", sentence)
         return Mixed(job)
     groups = {name: members for name, members, _ in found}
-    decider = _Decider(model, job, config, layers, context, Trials(model, context, known), groups)
+    decider = _Decider(model, job, config, layers, context, Trials(model, context), groups)
     if not needs_data(config):
         scores = [Trial(name, "", target, 0.0) for name, target in pairs]
         return decider.decided(scores, scores, None)

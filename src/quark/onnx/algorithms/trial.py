@@ -12,7 +12,6 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
-from quark.config.rules import NodeInfo
 from quark.dataclass import dataclass
 from quark.ir.surgery import apart
 from quark.onnx.algorithms.context import JobContext
@@ -38,30 +37,26 @@ class Trials:
 
     Attributes:
         model: comes back unchanged.
-        known: the nodes that the user may name.
     """
 
     model: ir.Model
     context: JobContext
-    known: Sequence[NodeInfo]
     ranges: Ranges = field(default_factory=dict)
 
     def quantized(self, job: Job) -> ir.Model:
         """The model under a job, before any fine-tuning."""
         model = apart(self.model)  # trials run beside each other
         samples = partial(samples_of, model, job.options, self.context.reader)
-        (plan,) = planned(model, [job], self.known, samples, self.context.scratch, self.ranges)
+        (plan,) = planned(model, [job], self.context, samples, self.ranges)
         if job.mode == "static":
             adapt(model, plan, job)
         return MODES[job.mode].emit(model, plan, job.options)
 
 
-def planned(
-    model: ir.Model, jobs: Sequence[Job], known: Sequence[NodeInfo], samples: Read, scratch: Scratch, ranges: Ranges
-) -> list[Plan]:
+def planned(model: ir.Model, jobs: Sequence[Job], context: JobContext, samples: Read, ranges: Ranges) -> list[Plan]:
     """The whole graph under every job, with scales; ``ranges`` that are known are not looked for, and are more then."""
-    plans = [MODES[job.mode].place(model, job, known) for job in jobs]
-    found = ranges_of(model, plans, jobs[0].options, samples, scratch, ranges) if jobs else []
+    plans = [MODES[job.mode].place(model, job, context.known) for job in jobs]
+    found = ranges_of(model, plans, jobs[0].options, samples, context.scratch, ranges) if jobs else []
     for job, plan, own in zip(jobs, plans, found, strict=True):
         MODES[job.mode].set_parameters(model, plan, own, job.options)
     return plans

@@ -20,7 +20,7 @@ from torch import nn
 
 from quark.dataclass import dataclass
 from quark.errors import known
-from quark.torch.algorithms.blocks import Blocks, Stream, find_blocks, handing_on, record, recorded
+from quark.torch.algorithms.blocks import Blocks, Stream, equal_arguments, find_blocks, handing_on, record, recorded
 from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.trial import quantizing
 from quark.torch.calibration import without_cache
@@ -82,7 +82,7 @@ def walk_of(context: ModelContext, path: str) -> BlockWalk:
     with context.store.recording():
         wanted = rows_of(run_model(context.model, context.samples[0]))
     walk = BlockWalk(context, blocks, stream)
-    if blocks.path and not same_rows(answers(walk, [0])[0], wanted):
+    if blocks.path and not equal_arguments(answers(walk, [0])[0], wanted):
         log.info("%r are not all that computes in the model; it runs as a whole", blocks.path)
         return BlockWalk(context, *whole)
     return walk
@@ -140,11 +140,6 @@ def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> list[torch.Te
 def rows_of(output: Any) -> list[torch.Tensor]:
     """Some rows of every answer."""
     return [some_rows(tensor) for tensor in tensors_of(output) if tensor.numel()]
-
-
-def same_rows(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
-    """Whether the answers are the same, bit for bit."""
-    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
 
 
 def some_rows(output: torch.Tensor) -> torch.Tensor:
