@@ -7,14 +7,16 @@ import logging
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.main import get_command
 
+from quark import cli
 from quark.cli import doctor, guidance, main
 from quark.cli.app import app
 from quark.cli.common import USUAL
@@ -301,3 +303,44 @@ def test_a_warning_of_a_command_is_told_once(
     for _ in range(2):
         assert main(["any"]) == 0
         assert capsys.readouterr().err.splitlines() == ["left 1", "left 2"]
+
+
+GPU = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.19 GiB of which 5 MiB is free."
+BUFFER = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for requested buffer of size 123456"
+SHORT: dict[str, tuple[Callable[[], Any], str]] = {
+    "numpy": (lambda: np.empty(1 << 58, np.uint8), "this machine has not enough memory (asked for 256 PiB)"),
+    "torch": (lambda: torch.empty(1 << 46), "this machine has not enough memory (asked for 281474976710656 bytes)"),
+    "a GPU": (lambda: _raised(torch.OutOfMemoryError(GPU)), "GPU 1 has not enough memory (asked for 2.00 GiB)"),
+    "onnxruntime": (lambda: _raised(Exception(BUFFER)), "this machine has not enough memory (asked for 123456 bytes)"),
+    "Python": (lambda: _raised(MemoryError()), "this machine has not enough memory"),
+}
+BIG = {
+    "torch quantize x": "quark torch quantize-files",
+    "torch quantize-files x": "--batch-size 1",
+    "onnx plan x": "fewer",
+}
+
+
+def _raised(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("words", BIG)
+@pytest.mark.parametrize("library", SHORT)
+def test_memory_that_is_short_is_an_error_with_what_needs_less(
+    library: str, words: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, told = SHORT[library]
+    monkeypatch.setattr(cli, "_called", lambda words: (lambda args, prog_name: ask(), "quark", words))
+    assert main(words.split()) == 1
+    sentence, page = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"error: {told}: ") and BIG[words] in sentence
+    assert page.startswith("see docs/faq.md#there-is-not-enough-memory")
+
+
+def test_other_errors_of_libraries_show_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        cli, "_called", lambda words: (lambda args, prog_name: torch.zeros(2) @ torch.zeros(3), "", words)
+    )
+    with pytest.raises(RuntimeError, match="size"):
+        main(["torch", "quantize", "x"])

@@ -197,3 +197,10 @@ def said(who: str, error: BaseException, file: str = "") -> ConfigError:
 def lines_of(error: BaseException) -> list[tuple[str, int]]:
     """Files and lines on the way down to where it was raised."""
     return [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+
+
+def short_of_memory(error: BaseException) -> bool:
+    """Whether a library says by ``error`` that memory is short; most have no class of their own for it."""
+    said = str(error).lower()
+    signs = ("bad_alloc", "allocate memory", "bfcarena", "out of memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(sign in said for sign in signs)

@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code. An error that a user's input can cause is one sentence and the page that helps; anything else is
         a defect and shows itself.
     """
+    from quark.cli.memory import memory_told
     from quark.cli.once import told_once
     from quark.garbage import rare_collections
 
@@ -28,7 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbose = "--verbose" in given and given[:2] != ["onnx", "tool"]
     words_given = [one for one in given if not verbose or one != "--verbose"]
     try:
-        with rare_collections(), told_once(), _alone(words_given), _extended(words_given) as words_given:
+        with (
+            rare_collections(),
+            told_once(),
+            _alone(words_given),
+            _extended(words_given) as words_given,
+            memory_told(words_given),
+        ):
             command, way, rest = _called(words_given)
             command(args=rest, prog_name=way)
     except QuarkError as error:

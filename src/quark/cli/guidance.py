@@ -24,6 +24,7 @@ BY_PLACE: tuple[tuple[str, str], ...] = (
     ("quark.onnx.label", "docs/auto.md#metrics-with-labels"),
     ("quark.torch.auto", "docs/auto.md"),
     ("quark.cli.settings", "docs/options.md"),
+    ("quark.cli.memory", "docs/faq.md#there-is-not-enough-memory"),
     ("quark.files.vocabulary", "docs/export.md"),
     ("quark.files", "docs/reliability.md"),
     ("quark.onnx.data", "docs/cli.md#samples"),

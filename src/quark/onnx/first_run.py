@@ -24,7 +24,7 @@ import onnxruntime
 from quark.config.job import Job
 from quark.config.options import Options
 from quark.dataclass import dataclass
-from quark.errors import ConfigError, DataError, ModelError
+from quark.errors import ConfigError, DataError, ModelError, short_of_memory
 from quark.ir.surgery import all_nodes, name_of
 from quark.onnx.data import Remembering, checked, inputs_of, readable_again, samples_of
 from quark.onnx.graph.admission import refusal, refusal_of_proto
@@ -133,7 +133,7 @@ def _theirs_too(error: Exception, original: Original, feed: Feed, what: str, whe
     Raises:
         ModelError: the float model runs.
     """
-    if _short_of_memory(error):
+    if short_of_memory(error):
         return _NO_MEMORY
     if original.run(feed) is None:
         return f"ONNX Runtime does not run the float model {where} either: {reason_of(error)}"
@@ -238,12 +238,6 @@ def _compare(
                 f"the quantized model is not published: its output {name!r} is not finite in {lost} of {ours.size} "
                 f"places on {given}, where that of the float model is{original.hint}"
             )
-
-
-def _short_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or any(
-        word in str(error) for word in ("bad_alloc", "allocate memory", "BFCArena")
-    )
 
 
 def other_size(model: ir.Model, feed: Feed) -> Feed | None:
