@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from quark.numerics.affine import Coding, Grid
 from quark.numerics.formats import FORMATS, get_format
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.numerics.rounding import half_even
+from quark.numerics.scales import SCALE_RULES
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("torch_path")
@@ -74,6 +77,23 @@ def test_zero_is_exact(name, symmetric):
     for lo, hi in ((-0.3, 0.7), (0.2, 0.9), (-5.0, -1.0), (-1e-3, 1e4)):
         scale, zero = Grid(row, symmetric).parameters(lo, hi)
         assert Coding(row).fake_quantize(np.zeros(3, np.float32), scale, zero).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_tensors_have_the_parameters_of_arrays(name):
+    """Bit for bit, under every scale rule, symmetric or not; -0 and empty ranges too."""
+    lo, hi = np.float64([[-1], [1]]) * 10.0 ** np.random.default_rng(0).uniform(-42, 38.5, (2, 40))
+    lo[:4], hi[:4] = (0.0, -0.0, -3.0, 1.0), (-0.0, -0.0, 0.0, 2.0)
+    ranges = lo, hi
+    rules = [rule for rule in SCALE_RULES if rule != "e8m0_even" or FORMATS[name].rounding_bits < 23]
+    for rule, symmetric, narrow in itertools.product(rules, (True, False), (True, False)):
+        grid = Grid(FORMATS[name], symmetric, narrow, rule)
+        found = grid.parameters(*map(torch.from_numpy, ranges))
+        for one, other in zip(grid.parameters(*ranges), found, strict=True):
+            assert str(other.dtype) == f"torch.{one.dtype}"
+            np.testing.assert_array_equal(other.numpy().view(f"i{one.itemsize}"), one.view(f"i{one.itemsize}"))
+    with pytest.raises(DataError, match="finite"):
+        grid.parameters(torch.tensor([0.0, torch.nan]), torch.ones(2))
 
 
 def test_by_hand():

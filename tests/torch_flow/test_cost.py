@@ -14,10 +14,11 @@ from quark.algorithms import awq as mathematics
 from quark.algorithms.svdquant import EXTRA
 from quark.torch import ModelQuantizer
 from quark.torch.algorithms import awq, channels
-from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone
+from quark.torch.algorithms.column_steps import RowsByExtremes, ScaledColumns, columns_alone
 from quark.torch.algorithms.judge import ScaleJudge
 from quark.torch.algorithms.scaling import Place
 from quark.torch.matching import match
+from quark.torch.observer import PerGroupMinMaxObserver, UniformScalingObserver
 from quark.torch.quantization.config.config import AWQConfig, QConfig, SVDQuantConfig
 
 
@@ -99,8 +100,22 @@ def test_a_step_that_rounds_one_column_chooses_what_rounding_all_chooses(
     assert 2 * sizes[0] < sizes[1]
 
 
+class MeanObserver(UniformScalingObserver):
+    """Ranges as wide as the values of a group are on average."""
+
+    def observe(self, x: torch.Tensor) -> None:
+        self.max_val = 2 * self.spec.granularity.tile(x).abs().mean(-1)
+        self.min_val = -self.max_val
+
+
 def test_scales_that_depend_on_more_than_extremes_round_everything() -> None:
     """A rounding by the mean of a row fails the trial, so its steps are not taken column by column."""
+    for observer, by_columns in ((PerGroupMinMaxObserver, True), (MeanObserver, False)):
+        config = replace(LAYERS["int4"], weight=replace(LAYERS["int4"].weight, observer_cls=observer))
+        (item,) = match(nn.Sequential(nn.Linear(64, 48, bias=False)), QConfig(config)).quantized
+        groups = channels.groups_of(ScaleJudge([item], torch.randn(128, 64)), channels.columns_of(item) or 0)
+        steps = channels.steps_of_columns(groups, torch.ones(64), torch.arange(len(groups.squares)))
+        assert (steps is not None) == by_columns
     weight = torch.randn(2, 16, 8)
     scale = torch.ones(2, 16)
     for rounded, alone in (
@@ -108,5 +123,5 @@ def test_scales_that_depend_on_more_than_extremes_round_everything() -> None:
         (lambda w: (w / w.abs().mean(1, keepdim=True)).round() * w.abs().mean(1, keepdim=True), False),
     ):
         error = (rounded(weight.mT.reshape(-1, 16)).reshape(2, 8, 16).mT - weight).contiguous()
-        columns = ScaledColumns(rounded, weight, weight, error, torch.eye(16).expand(2, 16, 16))
+        columns = ScaledColumns(RowsByExtremes(rounded), weight, weight, error, torch.eye(16).expand(2, 16, 16))
         assert columns_alone(columns, scale) == alone

@@ -13,7 +13,19 @@ import numpy as np
 
 from quark.dataclass import dataclass
 from quark.errors import DataError
-from quark.numerics.array import Array, Operand, Same, as_array, as_parameter, cast, float32, has_nan, namespace
+from quark.numerics.array import (
+    Array,
+    Operand,
+    Same,
+    as_array,
+    as_parameter,
+    cast,
+    clip,
+    float32,
+    has_nan,
+    is_torch,
+    namespace,
+)
 from quark.numerics.blocks import Block
 from quark.numerics.chunks import blockwise, like_input
 from quark.numerics.elements import Element
@@ -54,20 +66,21 @@ class Grid:
         one whose scale is below the smallest normal float32, gets scale 1.
 
         Args:
-            lo, hi: arrays of one shape (NumPy; numbers too), lo <= hi.
+            lo, hi: arrays of one shape (NumPy; numbers too; tensors, which stay on their device), lo <= hi.
 
         Raises:
             DataError: a bound is NaN or infinite, or lo > hi.
         """
-        lo, hi = bounds(lo, hi)
-        widest = np.maximum(-lo, hi)
-        exact = (widest if self.centred else hi - lo) / self.divisor
-        exact = np.where((exact < SMALLEST_NORMAL) | self.format.unit_scale, 1.0, exact)
+        low, high = bounds(lo, hi)
+        xp = namespace(low)
+        widest = xp.maximum(-low, high)
+        exact = (widest if self.centred else high - low) / self.divisor
+        exact = xp.where((exact < SMALLEST_NORMAL) | self.format.unit_scale, 1.0, exact)
         if self.centred:
-            zero_point = np.full(exact.shape, self.format.middle)
+            zero_point = xp.full_like(exact, self.format.middle)
         else:
-            zero_point = np.clip(np.rint(self.format.min - lo / exact), self.format.min, self.format.max)
-        return self.snap(widest, exact.astype(np.float32)), zero_point.astype(self.format.zero_dtype)
+            zero_point = xp.clip(xp.round(self.format.min - low / exact), self.format.min, self.format.max)
+        return self.snap(widest, float32(exact)), cast(zero_point, self.format.zero_dtype)
 
     @property
     def centred(self) -> bool:
@@ -79,29 +92,30 @@ class Grid:
         """What the range (centred: its half) is divided by."""
         return self.format.divisor(self.centred, self.narrow)
 
-    def snap(self, amax: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    def snap(self, amax: Array, scale: Array) -> Same:
         """``scale`` under the scale rule; a shared exponent is read from ``amax`` itself."""
         rule = SCALE_RULES[self.scale_rule]
         if self.centred and rule.bump is not None:
-            return rule.of(amax.astype(np.float32), self.divisor, self.format.rounding_bits)
+            return rule.of(float32(amax), self.divisor, self.format.rounding_bits)
         return rule.snap(scale)
 
 
-def bounds(lo: Operand, hi: Operand) -> tuple[np.ndarray, np.ndarray]:
+def bounds(lo: Operand, hi: Operand) -> tuple[Same, Same]:
     """``lo`` and ``hi`` as finite float64 arrays around 0 whose difference a float32 can hold."""
-    lo, hi = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
-    if lo.shape != hi.shape:
-        lo, hi = np.broadcast_arrays(lo, hi)
-    if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
-        raise DataError(f"a range must be finite, and this one is {summary(lo)} .. {summary(hi)}")
-    if (lo > hi).any():
-        raise DataError(f"a range must not be empty, and this one is {summary(lo)} .. {summary(hi)}")
-    return np.minimum(np.maximum(lo, -LARGEST_BOUND), 0), np.minimum(np.maximum(hi, 0), LARGEST_BOUND)
+    low, high = (cast(as_array(bound), "float64") for bound in (lo, hi))
+    xp = namespace(low)
+    if low.shape != high.shape:
+        low, high = (xp.broadcast_tensors if is_torch(low) else xp.broadcast_arrays)(low, high)
+    if not (xp.isfinite(low).all() and xp.isfinite(high).all()):
+        raise DataError(f"a range must be finite, and this one is {summary(low)} .. {summary(high)}")
+    if (low > high).any():
+        raise DataError(f"a range must not be empty, and this one is {summary(low)} .. {summary(high)}")
+    return clip(low, -LARGEST_BOUND, 0.0) + 0.0, clip(high, 0.0, LARGEST_BOUND) + 0.0  # no -0
 
 
-def summary(values: np.ndarray) -> str:
+def summary(values: Array) -> str:
     """The value, or the first few of many."""
-    return np.array2string(values, threshold=6, edgeitems=3)
+    return np.array2string(values.cpu().numpy() if is_torch(values) else values, threshold=6, edgeitems=3)
 
 
 @dataclass(frozen=True)

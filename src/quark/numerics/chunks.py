@@ -9,11 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from quark.numerics.array import Array, Same, as_array, cast_like, chunk_size, empty, shared, spread
+from quark.numerics.array import (
+    Array,
+    Same,
+    as_array,
+    cast_like,
+    chunk_size,
+    empty,
+    is_torch,
+    namespace,
+    on_gpu,
+    shared,
+    spread,
+)
 from quark.numerics.granularity import Granularity, Piece, Tensor
 from quark.numerics.rounding import RULES, Rounding, Rule, noise_of, rule_of
 
@@ -69,10 +82,12 @@ def blockwise(
         dtype: of the result.
     """
     shape = tuple(x.shape)
-    if isinstance(x, np.ndarray) and 0 < x.size <= SMALL and rounding in RULES:
+    if 0 < prod(shape) <= SMALL and rounding in RULES and not on_gpu(x):
         pieces = pieces_of(granularity, shape)
-        if len(pieces) == 1:
-            return _at_once(function, x, parameters, pieces[0], RULES[str(rounding)], dtype)
+        values = shared(x)
+        if len(pieces) == 1 and isinstance(values, np.ndarray):
+            made = _at_once(function, values, tuple(map(shared, parameters)), pieces[0], RULES[str(rounding)], dtype)
+            return namespace(x).from_numpy(made) if is_torch(x) else made
     out = empty(shape, dtype, x)
     noise = noise_of(rounding, shape, x)
     grids = [collapsed(shared(parameter).reshape(granularity.grid(shape))) for parameter in parameters]

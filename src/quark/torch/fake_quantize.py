@@ -14,7 +14,6 @@ The arithmetic is ``quark.numerics``; this is the only place of the flow that kn
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -130,12 +129,17 @@ class FakeQuantize(Quantizer):
         Raises:
             DataError: a dynamic range of values that are not finite.
         """
-        spec, format = self.stage.spec, self.stage.format
         if isinstance(self.granularity, Token):
             self.axes.add(x.dim())
+        return self.quantized_under(
+            x, (self.scale, self.zero_point) if self.stage.calibrated else self.parameters_from(x)
+        )
+
+    def quantized_under(self, x: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+        """``x`` quantized under a scale and a zero point (a format that needs no range: as it is), without gradient."""
+        (scale, zero_point), spec, format = parameters, self.stage.spec, self.stage.format
         if not self.stage.needs_range and not isinstance(format, Block):
             return format.round(x, spec.rounding)
-        scale, zero_point = (self.scale, self.zero_point) if self.stage.calibrated else self.parameters_from(x)
         if zero_point is None and scale is not None:  # a file of a format without zero points has none
             zero_point = torch.zeros_like(scale)
         if not self.stage.real_zero:
@@ -165,7 +169,7 @@ class FakeQuantize(Quantizer):
 
     def parameters_of(self, lo: torch.Tensor, hi: torch.Tensor) -> Parameters:
         """Scale (float32) and zero point (int32, or float32 where it is real) of a range, on its device."""
-        low, high = (bound.detach().double().cpu().numpy() for bound in (lo, hi))
+        low, high = (host_or_cuda(bound.detach()) for bound in (lo, hi))
         if self.stage.real_zero:
             scale = torch.as_tensor(self.stage.grid.parameters(0 * low, high - low)[0])
             return scale.to(lo.device), (self.stage.format.min - torch.as_tensor(low) / scale).float().to(lo.device)
@@ -182,10 +186,7 @@ class FakeQuantize(Quantizer):
 
     def new_observer(self, device: torch.device) -> ObserverBase:
         """A fresh observer of this stage."""
-        stage = self.stage
-        granularity = Tensor() if stage.is_block else self.granularity
-        spec = replace(stage.spec, granularity=granularity, scale_rule=stage.grid.scale_rule)
-        observer = stage.observer(spec, device)
+        observer = self.stage.observer(self.stage.observed, device)
         observer.of_weight = observer.of_weight or self.constant
         return observer
 
@@ -211,6 +212,11 @@ class FakeQuantize(Quantizer):
     def extra_repr(self) -> str:
         """The spec in one line."""
         return self.stage.spec.describe()
+
+
+def host_or_cuda(bound: torch.Tensor) -> Any:
+    """A bound for arithmetic in float64: where it is on CUDA, elsewhere (not every device has the type) for NumPy."""
+    return bound.double() if bound.is_cuda else bound.cpu().double().numpy()
 
 
 class SequentialQuantize(nn.Sequential, Quantizer):

@@ -440,6 +440,11 @@ class TQTDivergenceObserver(TQTObserver):
         return scalar(-threshold), scalar(threshold)
 
 
+def refuses_infinity(observer: type[ObserverBase]) -> bool:
+    """Whether observers of a class are known to raise for NaN and infinity."""
+    return observer.__call__ is ObserverBase.__call__ and getattr(observer, "observe", None) is _MinMax.observe
+
+
 def row_extremes(rows: torch.Tensor) -> Range:
     """Smallest and largest value of each row (the last axis); on the CPU in float32, a piece of the cache at a time."""
     count = rows.shape[-1]

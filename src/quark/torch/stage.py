@@ -3,12 +3,14 @@ row."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from quark.config.tensor import TensorSpec
 from quark.dataclass import dataclass
 from quark.numerics.affine import Grid
 from quark.numerics.formats import Block, Format
+from quark.numerics.granularity import Tensor
 from quark.torch.observer import ObserverBase
 
 
@@ -36,6 +38,12 @@ class Stage:
     def format(self) -> Format:
         """The row of the format table; of a block format, with the block length and scale rule of the spec."""
         return self.spec.row
+
+    @cached_property
+    def observed(self) -> TensorSpec:
+        """What the observer is told: a block format has one range for the whole tensor, if any."""
+        granularity = Tensor() if self.is_block else self.spec.granularity
+        return replace(self.spec, granularity=granularity, scale_rule=self.grid.scale_rule)
 
     @cached_property
     def is_block(self) -> bool:

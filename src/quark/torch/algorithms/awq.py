@@ -5,8 +5,6 @@ Both searches run on statistics collected once; the model is not run again.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from quark.algorithms.awq import GRID, best_clips, clipped, is_clipped
@@ -16,12 +14,13 @@ from quark.torch.algorithms.context import ModelContext, matrix, new_quantizer, 
 from quark.torch.algorithms.judge import judge_of, row_by_row
 from quark.torch.algorithms.scaling import Finisher, Place, PlaceInputs, scale_places
 from quark.torch.algorithms.smooth import search, weight_ranges
-from quark.torch.algorithms.trial import quantized_matrix
+from quark.torch.algorithms.trial import rounding_of
 from quark.torch.config.algorithms import AWQConfig
 from quark.torch.fake_quantize import parts
 from quark.torch.matching import Match
 
-PIECE = 1 << 19  # values of a weight that are clipped and rounded together
+PIECES = {"cpu": 1 << 19}  # values of a weight that are clipped and rounded together, by the kind of device
+PIECE = 1 << 24  # on any other, where each call costs more than its arithmetic
 
 
 def run_awq(context: ModelContext, config: AWQConfig) -> None:
@@ -58,8 +57,8 @@ def steps_of(item: Match, hessian: torch.Tensor) -> torch.Tensor | None:
     """How far each group of a weight is best clipped; None where clips mean nothing, or nothing is gained."""
     weight = matrix(item.layer.module, item.layer.kind)
     size = group_size(item, weight)
-    rows = max(1, PIECE // weight.shape[1]) if row_by_row(item) else None
-    return None if size is None else best_clips(weight, partial(quantized_matrix, item), hessian, size, rows)
+    rows = max(1, PIECES.get(weight.device.type, PIECE) // weight.shape[1]) if row_by_row(item) else None
+    return None if size is None else best_clips(weight, rounding_of(item), hessian, size, rows)
 
 
 def group_size(item: Match, weight: torch.Tensor) -> int | None:

@@ -27,7 +27,7 @@ import torch
 
 from quark.dataclass import dataclass
 from quark.numerics.granularity import Group
-from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone
+from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone, rounding_of_rows
 from quark.torch.algorithms.context import new_quantizer
 from quark.torch.algorithms.judge import ScaleJudge, row_by_row
 from quark.torch.algorithms.scaling import Place
@@ -38,7 +38,8 @@ from quark.torch.matching import Match
 FACTORS = ((0.8, 1.25, 0.9, 1.1), (0.9, 1.1))  # each column takes the best, or none; then all take again
 CHANNELS = 64  # of a group that are tried
 ROWS = 256  # of quantized inputs
-SMALL = 1 << 20  # values of a weight that is rounded together with others
+SMALLS = {"cpu": 1 << 20}  # values of a weight that is rounded together with others, by the kind of device
+SMALL = 1 << 24  # on any other, where each call costs more than its arithmetic
 
 
 def by_channel(place: Place, judge: ScaleJudge, s: torch.Tensor) -> torch.Tensor | None:
@@ -95,7 +96,7 @@ def steps_of_columns(groups: Groups, s: torch.Tensor, labels: torch.Tensor) -> S
         rounded = partial(quantized_matrix, items[0])
         error = rounded(weight * s) / s - weight
         own, scaled, lost = (in_groups(x, groups.size).mT for x in (weight, weight * s, error))
-        columns = ScaledColumns(rounded, own, scaled, lost, groups.squares)
+        columns = ScaledColumns(rounding_of_rows(items[0], rounded), own, scaled, lost, groups.squares)
         if not columns_alone(columns, in_groups(s[None], groups.size)[:, 0]):
             return None
         every.append(columns)
@@ -199,7 +200,8 @@ def groups_of(judge: ScaleJudge, size: int) -> Groups:
 def rounded_alike(item: Match, other: Match) -> bool:
     """Whether rows of two small weights can be rounded together: in one stage, with scales of groups of one row."""
     one, two = item.stages["weight"], other.stages["weight"]
-    small = all(own_parameter(part.layer.module).numel() <= SMALL for part in (item, other))
+    values = [own_parameter(part.layer.module) for part in (item, other)]
+    small = all(value.numel() <= SMALLS.get(value.device.type, SMALL) for value in values)
     return small and len(one) == 1 and one == two and item.layer.kind == other.layer.kind
 
 

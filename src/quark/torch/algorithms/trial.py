@@ -11,10 +11,12 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from quark.torch.algorithms.context import matrix, new_quantizer
-from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
+from quark.torch.fake_quantize import FakeQuantize, Quantizer, calibrate_with, parts
 from quark.torch.first_input import Arguments, attached, first_input, with_input
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
+from quark.torch.observer import refuses_infinity
+from quark.torch.stage import Stage
 
 
 @contextmanager
@@ -47,18 +49,35 @@ def input_hook(item: Match) -> Callable[..., Arguments]:
     return before
 
 
+@torch.no_grad()
 def quantize_new(quantizer: Quantizer | None, x: torch.Tensor) -> torch.Tensor:
-    """``x`` through a fresh quantizer whose ranges are those of ``x``."""
+    """``x`` through a quantizer whose ranges are those of ``x``; what it knew before does not matter."""
     if quantizer is None or not x.numel():
         return x
+    if isinstance(quantizer, FakeQuantize) and finds_infinity(quantizer.stage):
+        return quantizer.quantized_under(x, quantizer.parameters_from(x))  # as below, at half of the cost
     calibrate_with(quantizer, x)
     for part in parts(quantizer):
         x = part.quantized(x)
     return x
 
 
+def finds_infinity(stage: Stage) -> bool:
+    """Whether finding the range of a stage raises for values that are not finite."""
+    return stage.needs_range and refuses_infinity(stage.observer)
+
+
 def quantized_matrix(item: Match, weight: torch.Tensor) -> torch.Tensor:
     """A weight [out, in] as the layer would quantize it."""
-    stored = weight.T if item.layer.kind.transposed else weight
-    stored = quantize_new(new_quantizer(item, "weight"), stored)
-    return stored.T if item.layer.kind.transposed else stored
+    return rounding_of(item)(weight)
+
+
+def rounding_of(item: Match) -> Callable[[Any], torch.Tensor]:
+    """A function: a weight [out, in] as the layer would quantize it."""
+    quantizer, transposed = new_quantizer(item, "weight"), item.layer.kind.transposed
+
+    def rounded(weight: torch.Tensor) -> torch.Tensor:
+        stored = quantize_new(quantizer, weight.T if transposed else weight)
+        return stored.T if transposed else stored
+
+    return rounded
