@@ -189,6 +189,7 @@ def test_a_command_of_onnx_builds_no_options_of_torch() -> None:
 
 #: Modules that a quantization from the command line imports at most, before the model is read; 862 when this was set.
 MOST_MODULES = 873
+SESSIONS = ("InferenceSession", "SessionOptions")
 
 
 def test_a_quantization_imports_few_modules() -> None:
@@ -237,6 +238,19 @@ def test_house_style(module: str) -> None:
     assert open_keywords(tree) == []
     if not module.startswith(PRINTERS):
         assert prints(tree) == [], f"{module} prints: use logging"
+
+
+def test_no_session_takes_more_threads_than_are_lent() -> None:
+    """Of a machine that is shared ONNX Runtime takes as many as it has cores, unless the options say how many."""
+    found = []
+    for module, tree in modules().items():
+        for one in functions(tree):
+            calls = [node for node in ast.walk(one) if isinstance(node, ast.Call)]
+            named = {name: [call for call in calls if ast.unparse(call.func).endswith(f".{name}")] for name in SESSIONS}
+            plain = [call for call in named["InferenceSession"] if len(call.args) < 2]
+            if plain or (named["SessionOptions"] and ".intra_op_num_threads = " not in ast.unparse(one)):
+                found.append(f"{module}.{one.name}")
+    assert found == []
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

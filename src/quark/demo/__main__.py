@@ -24,6 +24,7 @@ from quark.onnx.compare import ENDS, Comparison, compare
 from quark.onnx.coverage import coverage
 from quark.onnx.describe import file_bytes
 from quark.onnx.examples import examples
+from quark.onnx.graph.session import quiet_options
 from quark.onnx.latency import quiet_seconds
 from quark.onnx.page import model_view
 from quark.onnx.page import page as report_of
@@ -68,7 +69,7 @@ def quantize(preset: str, calibration: np.ndarray, folder: Path) -> tuple[Path, 
 
 def top1(path: Path, inputs: np.ndarray, labels: np.ndarray) -> float:
     """Share of the images whose largest logit is the right digit."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(path, quiet_options(), providers=["CPUExecutionProvider"])
     logits = np.concatenate([session.run(None, feed)[0] for feed in batches(inputs)])
     return float((logits.argmax(axis=1) == labels).mean())
 

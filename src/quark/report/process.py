@@ -71,6 +71,11 @@ def shared() -> bool:
     return lent() < (os.cpu_count() or 1)
 
 
+def session_threads() -> int:
+    """Threads of a session of ONNX Runtime, for its options: those that are lent; 0, its own choice, where all are."""
+    return lent() if shared() else 0
+
+
 @cache
 def quota(root: Path = CGROUP) -> int | None:
     """Processors that the control group (version 2, then 1) lends; None where it sets no limit. Read once a process."""

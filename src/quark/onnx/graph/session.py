@@ -198,7 +198,7 @@ def quiet_options() -> onnxruntime.SessionOptions:
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.intra_op_num_threads = process.lent() if process.shared() else 0  # 0: as ONNX Runtime chooses
+    options.intra_op_num_threads = process.session_threads()
     return options
 
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from quark.errors import ModelError
 from quark.reading import reason_of
+from quark.report.process import session_threads
 from quark.torch.export.onnx_decoder import Traced
 from quark.torch.outputs import tensors_of
 
@@ -46,6 +47,7 @@ def run_exported(path: Path, traced: Traced, wanted: list[torch.Tensor]) -> None
     failures = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = session_threads()
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         given = [
