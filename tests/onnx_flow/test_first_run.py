@@ -38,15 +38,26 @@ def test_it_has_run() -> None:
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_model_that_fails_is_not_published(written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever breaks the graph: here a node that fails at run time is put before the first output."""
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "why"),
+    [
+        ("Reshape", {}, "not published: it does not run"),
+        ("Concat", {"axis": 9}, "not published: it fails onnx.checker"),
+    ],
+    ids=["run", "full check"],
+)
+def test_a_model_that_fails_is_not_published(
+    written: bool, op_type: str, attributes: dict[str, int], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever breaks the graph: here a node before the first output that fails at run time, or whose shape is none."""
 
     def broken(model: object) -> object:
         output = model.graph.outputs[0]  # type: ignore[attr-defined]
         old = output.producer()
         shape = emit.ir.Value(name="bad_shape", const_value=emit.ir.tensor([7, 7, 7], name="bad_shape"))
         model.graph.register_initializer(shape)  # type: ignore[attr-defined]
-        new = emit.ir.Node("", "Reshape", [old.inputs[0], shape], name="bad")
+        given = [emit.ir.AttrInt64(name, value) for name, value in attributes.items()]
+        new = emit.ir.Node("", op_type, [old.inputs[0], old.inputs[0] if given else shape], given, name="bad")
         model.graph.insert_before(old, new)  # type: ignore[attr-defined]
         old.replace_input_with(0, new.outputs[0])
         return model
@@ -55,7 +66,7 @@ def test_a_model_that_fails_is_not_published(written: bool, tmp_path: Path, monk
     monkeypatch.setattr(emit, "_with_functions", lambda model: whole(broken(model)))  # type: ignore[arg-type]
     target = tmp_path / "out.onnx"
     target.write_bytes(b"older")
-    with pytest.raises(ModelError, match="not published"):
+    with pytest.raises(ModelError, match=why):
         quantizer("XINT8").quantize_model(random_detector(0), target if written else None, pictures(0))
     assert target.read_bytes() == b"older" and list(tmp_path.iterdir()) == [target]
 

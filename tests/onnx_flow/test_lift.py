@@ -16,7 +16,7 @@ from tests.onnx_flow.counting import calls
 from tests.onnx_flow.old_operators import ZOO
 
 from quark.errors import ModelError
-from quark.ir.surgery import all_nodes
+from quark.ir.walk import all_nodes
 from quark.onnx.graph.adapters import ADAPTERS
 from quark.onnx.graph.functions import inline_functions
 from quark.onnx.graph.lift import lift

@@ -19,7 +19,8 @@ from tests.onnx_flow import models
 from quark import garbage
 from quark.errors import ModelError, ModelNotFoundError
 from quark.files.outputs import check_outputs
-from quark.ir.surgery import all_nodes, set_constant
+from quark.ir.surgery import set_constant
+from quark.ir.walk import all_nodes
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.graph import model as graph_model
 from quark.onnx.graph.lift import lift

@@ -20,7 +20,8 @@ from tests.onnx_flow import models, pass_models
 from tests.onnx_flow.counting import calls
 from tests.onnx_flow.test_passes import REAL, ZOO
 
-from quark.ir.surgery import STANDS_FOR, all_nodes
+from quark.ir.surgery import STANDS_FOR
+from quark.ir.walk import all_nodes
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.graph.report import PassReport

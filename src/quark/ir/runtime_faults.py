@@ -56,7 +56,6 @@ import onnx_ir as ir
 from quark.ir.surgery import (
     Names,
     add_initializer,
-    all_nodes,
     constant_array,
     float_attribute,
     input_at,
@@ -64,6 +63,7 @@ from quark.ir.surgery import (
     opset,
     sole_consumer,
 )
+from quark.ir.walk import all_nodes
 from quark.numerics.affine import loses_clip
 
 #: Whose float weights ONNX Runtime rounds, and what it looks through for the QuantizeLinear behind.

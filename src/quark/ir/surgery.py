@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
 from quark.errors import ModelError
+from quark.ir.walk import all_nodes, bodies, graphs_of, nodes_within
 
 #: Key of ``ir.Node.meta`` for the layers in whose place a pass has put the node: what rules say of their names holds.
 STANDS_FOR = "stands_for"
@@ -109,17 +110,6 @@ def tensor_attribute(node: ir.Node, name: str) -> ir.TensorProtocol | None:
     return found.as_tensor()
 
 
-def bodies(node: ir.Node) -> list[ir.Graph]:
-    """The graphs that an If, a Loop, a Scan or the like holds; empty for other nodes."""
-    found: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            found += attribute.as_graphs()
-    return found
-
-
 def label(node: ir.Node) -> str:
     """How messages name a node: its name and operator, or its first output where it has no name."""
     name = node.name or next((value.name for value in node.outputs if value.name), "without a name")
@@ -137,16 +127,9 @@ def not_single(value: ir.Value | None) -> str | None:
     return f"its input is {dtype.name.lower()}, for which ONNX Runtime has no kernel of the new operator"
 
 
-def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Every node, those of subgraphs and model-local functions included."""
-    yield from ir.traversal.RecursiveGraphIterator(model.graph)
-    for function in model.functions.values():
-        yield from ir.traversal.RecursiveGraphIterator(function)
-
-
 def nodes_of(model: ir.Model, *op_types: str) -> list[ir.Node]:
     """The nodes of these standard operators, in the graph and its subgraphs: a list, so that a pass may change them."""
-    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    nodes = nodes_within(model.graph)
     return [node for node in nodes if node.op_type in op_types and node.domain == ""]
 
 
@@ -254,7 +237,7 @@ class Names:
 
     def __init__(self, model: ir.Model) -> None:
         self._used: set[str] = set()
-        for graph in model.graphs():
+        for graph in graphs_of(model):
             self._used.update(value.name for value in graph.inputs if value.name)
             self._used.update(graph.initializers)
         for node in all_nodes(model):
@@ -309,7 +292,7 @@ def apart(model: ir.Model) -> ir.Model:
     unmaps what another is about to read.
     """
     made = model.clone()
-    for graph in made.graphs():
+    for graph in graphs_of(made):
         for name, value in graph.initializers.items():
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value = tensor_alias(value.const_value, name)
@@ -469,7 +452,7 @@ def remove_unused(model: ir.Model) -> int:
 
 def read_nothing(body: ir.Graph) -> None:
     """Take the inputs from all nodes of a body that goes: what they read counts as used otherwise."""
-    for node in ir.traversal.RecursiveGraphIterator(body):
+    for node in nodes_within(body):
         node.resize_inputs(0)
 
 
@@ -480,7 +463,7 @@ def remove_unused_functions(model: ir.Model) -> None:
 
 def tensor_bytes(model: ir.Model) -> int:
     """Bytes of all initializers, those of subgraphs included."""
-    return sum(_bytes_of(graph.initializers.values()) for graph in model.graphs())
+    return sum(_bytes_of(graph.initializers.values()) for graph in graphs_of(model))
 
 
 def _bytes_of(values: Iterable[ir.Value]) -> int:

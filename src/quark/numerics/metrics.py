@@ -94,3 +94,13 @@ def median(values: np.ndarray) -> float:
     ResNet-50)."""
     ascending = np.sort(values)
     return float(ascending[(len(ascending) - 1) // 2] + ascending[len(ascending) // 2]) / 2
+
+
+def lowest_tenth(values: np.ndarray) -> float:
+    """The value that a tenth of [n] values, n > 0, lies below, between its neighbours (``np.quantile`` takes ten times
+    as long)."""
+    ascending = np.sort(values)
+    place = 0.1 * (len(values) - 1)
+    below = int(place)
+    above = min(below + 1, len(values) - 1)
+    return float(ascending[below] + (place - below) * (ascending[above] - ascending[below]))

@@ -15,7 +15,8 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
-from quark.ir.surgery import bodies, is_constant
+from quark.ir.surgery import is_constant
+from quark.ir.walk import bodies, nodes_within
 from quark.onnx.graph import model as files
 from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.qdq.slower import RUNS, runs_of
@@ -57,7 +58,7 @@ def is_wanted(graph: ir.Graph, options: Options) -> bool:
     """Whether this body is."""
     if options.EnableSubgraph is not None:
         return options.EnableSubgraph
-    return any(node.op_type in LAYERS and not node.domain for node in ir.traversal.RecursiveGraphIterator(graph))
+    return any(node.op_type in LAYERS and not node.domain for node in nodes_within(graph))
 
 
 def sequence_of(graph: ir.Graph) -> str | None:
@@ -133,7 +134,7 @@ def alone(graph: ir.Graph, model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
 def _captures(graph: ir.Graph) -> list[ir.Value]:
     """Values that the body, or a body inside it, reads or hands out, and that it does not make."""
     own, read = set(graph.inputs) | set(graph.initializers.values()), list[ir.Value | None](graph.outputs)
-    for node in ir.traversal.RecursiveGraphIterator(graph):
+    for node in nodes_within(graph):
         own.update(node.outputs)
         read.extend(node.inputs)
         for inner in bodies(node):

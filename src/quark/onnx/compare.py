@@ -189,7 +189,7 @@ def compare(
     for done, (feed, *said) in enumerate(in_turns(feeds, watch.runs, (ours, theirs), checks.timed, seconds), start=1):
         found = dict(zip(names, zip(*said, strict=True), strict=True))
         if done == 1 and checks.moved:
-            written = Runner(second, names, runtime=Runtime(libraries=libraries, optimize=False))
+            written = theirs.under(Runtime(libraries=libraries, optimize=False))
             beside["moved"] = _moved_most(found, dict(zip(names, _answers(written, names, layout, feed), strict=True)))
         start = time.process_time() if done == 1 else start
         watch.keep(feed)
@@ -341,6 +341,8 @@ def _both(
     layout: Relaid,
 ) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
     """A function that runs both models on a feed and gives the wanted tensors in pairs, in the axes of the first."""
+    if not names:
+        return lambda feed: iter(())
     runtime = Runtime(libraries=libraries)
     ours, theirs = Runner(first, names, runtime=runtime), Runner(second, quantized, runtime=runtime)
     return lambda feed: zip(_said(ours, names, feed), _answers(theirs, names, layout, feed, quantized), strict=True)

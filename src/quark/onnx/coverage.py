@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from quark.dataclass import dataclass
 from quark.ir.surgery import input_at, int_attribute, name_of
+from quark.ir.walk import nodes_within
 from quark.onnx.bodies import place_of
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
@@ -107,7 +108,7 @@ def coverage(
 
 def as_stated(model: ir.Model) -> Coverage | None:
     """The same of a model whose proved shapes it states; ``None`` where they leave a size of a layer open."""
-    layers = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type in LAYERS]
+    layers = [node for node in nodes_within(model.graph) if node.op_type in LAYERS]
     shapes = {str(value.name): _stated(value) for node in layers for value in _measured(node)}
     known = {name: shape for name, shape in shapes.items() if shape is not None}
     return _count(model, Sizes(known)) if len(known) == len(shapes) else None

@@ -11,7 +11,8 @@ import onnx_ir as ir
 from quark.config.plan import TensorPlan
 from quark.dataclass import dataclass
 from quark.errors import ModelError
-from quark.ir.surgery import all_nodes, opset
+from quark.ir.surgery import opset
+from quark.ir.walk import all_nodes, graphs_of
 from quark.onnx.graph.model import data_files, load
 from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZERS, STORED, constants_of
 from quark.onnx.quantized_plan import rows_of
@@ -122,7 +123,7 @@ def _is_dequantized(value: ir.Value | None) -> bool:
 
 def _weights(model: ir.Model) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
-    for graph in model.graphs():
+    for graph in graphs_of(model):
         for value in graph.initializers.values():
             if value.const_value is not None:
                 name = dtype_name(value.const_value.dtype)

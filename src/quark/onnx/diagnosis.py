@@ -26,7 +26,7 @@ from quark.ir.surgery import constant_array, input_at, int_attribute, let_go, na
 from quark.numerics.affine import Coding
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel, Tensor
-from quark.numerics.metrics import median
+from quark.numerics.metrics import lowest_tenth, median
 from quark.onnx.bodies import alone, graphs, place_of
 from quark.onnx.qdq.channel_axes import is_off_channel, weight_axes
 from quark.onnx.qdq.op_rules import OP_RULES, OpRule
@@ -157,20 +157,11 @@ def judge(weight: Weight) -> Weakness | None:
         sqnr = median(10 * np.log10(signal[alive] / noise[alive]))
         used = 1 + np.log2(widest[alive] / scale[alive])
     bits = int(weight.format.bits)
-    kept = int(np.clip(np.rint(_lowest_tenth(used)), 0, bits))
+    kept = int(np.clip(np.rint(lowest_tenth(used)), 0, bits))
     starved = one and len(widest) > 1 and kept <= SHARE * bits
     if not starved and sqnr >= ENOUGH:
         return None
     return Weakness(name_of(weight.node), weight.node.op_type, sqnr, _advice(weight, starved, kept, bits, sqnr))
-
-
-def _lowest_tenth(used: np.ndarray) -> float:
-    """The value that a tenth lies below, between its neighbours (``np.quantile`` takes ten times as long)."""
-    ascending = np.sort(used)
-    place = 0.1 * (len(used) - 1)
-    below = int(place)
-    above = min(below + 1, len(used) - 1)
-    return float(ascending[below] + (place - below) * (ascending[above] - ascending[below]))
 
 
 def _noise(weight: Weight, scale: np.ndarray) -> np.ndarray:

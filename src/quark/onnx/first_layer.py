@@ -19,6 +19,7 @@ import onnx_ir as ir
 from quark.errors import QuarkError
 from quark.files.plain import TEXT
 from quark.ir.surgery import constant_array
+from quark.numerics.metrics import median
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
 
 SMALL = {"variance": 1 / 30, "bias": 1 / 50}
@@ -47,7 +48,7 @@ def far_from_trained(model: ir.Model, name: str, array: np.ndarray) -> str:
     made = _made(model, name, layer, array) if kind else None
     if made is None or made.ndim != 4:
         return ""
-    found = float(np.median(made.std((0, 2, 3)) / np.maximum(expected, np.finfo(np.float32).tiny)))
+    found = median(made.std((0, 2, 3)) / np.maximum(expected, np.finfo(np.float32).tiny))
     return "small" if found < SMALL[kind] else "large" if found > LARGE.get(kind, np.inf) else ""
 
 

@@ -25,7 +25,8 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, ModelError, short_of_memory
-from quark.ir.surgery import all_nodes, name_of
+from quark.ir.surgery import name_of
+from quark.ir.walk import all_nodes
 from quark.onnx.data import Remembering, checked, inputs_of, readable_again, samples_of
 from quark.onnx.graph.admission import refusal, refusal_of_proto
 from quark.onnx.graph.budget import loop_without_count
@@ -104,9 +105,7 @@ def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, re
         ModelError: the model is not valid, or does not do what the float model does.
     """
     options = job.options
-    proto, custom = _copied(draft), bool(options.UserCustomOpLibPath)
-    reason = refusal(model, custom) if proto is None else refusal_of_proto(proto, custom)
-    if reason is not None:
+    if (reason := _refusal(model, draft, bool(options.UserCustomOpLibPath))) is not None:
         raise ModelError(f"the quantized model is not published: it fails onnx.checker: {reason}")
     large = len(model.graph) > WHOLE
     default = job.rules.default
@@ -140,17 +139,17 @@ def _theirs_too(error: Exception, original: Original, feed: Feed, what: str, whe
     raise ModelError(f"the quantized model is not published: {what}: {reason_of(error)}") from error
 
 
-def _copied(draft: Path | onnx.ModelProto) -> onnx.ModelProto | None:
-    """The draft as a protobuf of our own, where it is small and has no external data."""
-    if isinstance(draft, onnx.ModelProto):
-        if draft.ByteSize() > COPIED:
-            return None
-        made = onnx.ModelProto()
-        made.CopyFrom(draft)
-        return made
-    if draft.stat().st_size > COPIED or draft.with_name(draft.name + ".data").exists():
-        return None
-    return onnx.load(draft, load_external_data=False)
+def _refusal(model: ir.Model, draft: Path | onnx.ModelProto, custom: bool) -> str | None:
+    """Why the full checker refuses a draft; of a file, or a large one, the graph is asked.
+
+    ``save`` has had the bytes of a file checked, and no shape follows from a large weight: to write and to read all of
+    them once more takes longer than the check.
+    """
+    if isinstance(draft, Path) or draft.ByteSize() > COPIED:
+        return refusal(model, custom)
+    made = onnx.ModelProto()
+    made.CopyFrom(draft)
+    return refusal_of_proto(made, custom)
 
 
 def tried_on(model: ir.Model, reader: object, job: Job) -> Feed | str:

@@ -22,7 +22,7 @@ from quark.errors import ModelError
 from quark.files.journal import Journal
 from quark.garbage import forget, rare_collections
 from quark.ir.runtime_faults import loses_zeros
-from quark.ir.surgery import all_nodes
+from quark.ir.walk import all_nodes
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.mixed import Mixed
 from quark.onnx.algorithms.samples import rereadable

@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from quark.numerics.metrics import lowest_tenth, median
 from quark.onnx.data_layout import widened
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.model import load
@@ -45,8 +46,6 @@ KEPT = 16
 """Samples, one of which the models are timed on."""
 HELD = 1 << 26
 """Bytes of outputs that may wait for those of the other model, and of samples that are kept."""
-FAST = 0.1
-"""The quantile of the counted inferences that is told."""
 RESTLESS, LATER = 1.25, 1.0
 """How far above it the median may be before the machine counts as busy; the seconds that a busy one gets at least."""
 
@@ -179,12 +178,12 @@ def pause_of(sessions: Sequence[onnxruntime.InferenceSession]) -> float:
 
 def quiet(found: Sequence[float]) -> float:
     """What inferences that took so many seconds take where nothing else runs."""
-    return float(np.quantile(found, FAST))
+    return lowest_tenth(np.asarray(found))
 
 
 def is_restless(found: Sequence[float]) -> bool:
     """Whether other work got in the way of them."""
-    return bool(np.median(found) > RESTLESS * quiet(found))
+    return bool(median(np.asarray(found)) > RESTLESS * quiet(found))
 
 
 def usual_session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> onnxruntime.InferenceSession:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from quark.config.job import Job, with_scale_rule
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError
-from quark.ir.surgery import all_nodes
+from quark.ir.walk import all_nodes, nodes_within
 from quark.numerics.granularity import Tensor
 from quark.onnx.graph.admission import admit
 from quark.onnx.graph.budget import check_sizes
@@ -220,7 +220,7 @@ def run_steps(model: ir.Model, steps: Sequence[Step], job: Job) -> list[PassRepo
 
 
 def _operators(model: ir.Model) -> set[str]:
-    return {node.op_type for node in ir.traversal.RecursiveGraphIterator(model.graph)}
+    return {node.op_type for node in nodes_within(model.graph)}
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,7 @@ def refuse_quantized(model: ir.Model, of: object) -> None:
 
 def refuse_layouts(model: ir.Model) -> None:
     """Raise ``ModelError`` for a model that ONNX Runtime has laid out for the kernels of one processor."""
-    found = next((node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.domain in _LAYOUTS), None)
+    found = next((node for node in nodes_within(model.graph) if node.domain in _LAYOUTS), None)
     if found is not None:
         raise ModelError(
             f"ONNX Runtime has laid the model out for one processor: {found.name!r} is "

@@ -156,8 +156,7 @@ def _row(node: ir.Node, source: ir.Value, role: Role) -> TensorPlan:
         spec = TensorSpec("uint8", symmetric=False, dynamic=True)
         return TensorPlan(name, role, spec, REASON, readers=_readers(node, source))
     if (block := _block_format(node)) is not None:
-        above = _tensor_scale(node)
-        return TensorPlan(name, role, _in_blocks(node, block), REASON, readers=_readers(node, source), given=above)
+        return TensorPlan(name, role, _in_blocks(node, block), REASON, readers=_readers(node, source))
     format = str(attribute(node, "format") or _FORMATS.get(code_type(node), code_type(node).lower()))
     found = parameters(node)
     if format not in FORMATS or found is None:
@@ -221,16 +220,6 @@ def _in_blocks(node: ir.Node, format: str) -> TensorSpec:
     return TensorSpec(
         format, granularity=Group(int_attribute(node, "axis", 1), int_attribute(node, "block_size", row.size))
     )
-
-
-def _tensor_scale(node: ir.Node) -> Sides | None:
-    """The scale that the scales of all blocks are multiples of; None where they are no multiples of any."""
-    value = input_at(node, 1 if node.op_type == "BlockQuantizeDequantize" else 3)
-    if value is None:
-        return None
-    if (scale := constant_array(value)) is None:
-        raise ModelError(f"a plan holds no scale that is computed, which the node {node.name!r} has")
-    return _given(scale, np.zeros(scale.shape))
 
 
 def _cast(node: ir.Node, source: ir.Value) -> Iterator[TensorPlan]:

@@ -19,7 +19,8 @@ import onnx_ir as ir
 import onnxruntime
 
 from quark.errors import DataError, ModelError
-from quark.ir.surgery import bodies, name_of
+from quark.ir.surgery import name_of
+from quark.ir.walk import bodies, nodes_within
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import RUNTIME_ERRORS, Runtime, open_session
 
@@ -139,6 +140,6 @@ def inputs_of(node: ir.Node) -> list[ir.Value]:
     """What a node reads, tensors that its subgraphs take from outside included."""
     read = [value for value in node.inputs if value is not None]
     for body in bodies(node):
-        for inner in ir.traversal.RecursiveGraphIterator(body):
+        for inner in nodes_within(body):
             read += [value for value in inner.inputs if value is not None and value.graph is node.graph]
     return read

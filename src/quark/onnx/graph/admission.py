@@ -18,6 +18,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 
 from quark.errors import ModelError
+from quark.ir.walk import nodes_within
 from quark.onnx.graph.budget import check_nodes
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
@@ -316,7 +317,7 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 def _forget_shapes(model: ir.Model) -> list[str]:
     """Forget the shapes of the tensors that nodes make, where inference says otherwise; a sentence for each."""
-    stated = {value: value.shape for node in ir.traversal.RecursiveGraphIterator(model.graph) for value in node.outputs}
+    stated = {value: value.shape for node in nodes_within(model.graph) for value in node.outputs}
     for value in stated:
         value.shape = None
     infer_shapes(model)

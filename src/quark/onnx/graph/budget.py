@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from quark.errors import ModelError
 from quark.ir.surgery import constant_array, input_at, is_constant, label
+from quark.ir.walk import graphs_of, nodes_within
 
 NODES = 200_000
 """Nodes of a model with all subgraphs and with all functions written out; a decoder of 80 layers has some 20,000."""
@@ -117,14 +118,14 @@ def check_ends(model: ir.Model) -> None:
     Raises:
         ModelError: the message names the node, and how often it would run.
     """
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in nodes_within(model.graph):
         if node.op_type == "Loop" and node.domain == "":
             _check_end(node)
 
 
 def loop_without_count(model: ir.Model) -> ir.Node | None:
     """A Loop that nothing ends but a condition that it computes; ``None`` where there is none."""
-    nodes = (node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "Loop")
+    nodes = (node for node in nodes_within(model.graph) if node.op_type == "Loop")
     return next((node for node in nodes if node.domain == "" and _uncounted(node)), None)
 
 
@@ -189,7 +190,7 @@ def may_propagate(model: ir.Model) -> bool:
     computed would take terabytes. Followed are models whose known vectors are short, and whose shape computations
     cannot reach such sizes (a bound from above: constants and known sizes, through Add, Mul and the like).
     """
-    values = (value for graph in model.graphs() for value in (*graph.inputs, *_made(graph)))
+    values = (value for graph in graphs_of(model) for value in (*graph.inputs, *_made(graph)))
     if any(_is_long(value) for value in values):
         return False
     bounds: dict[ir.Value, float] = {}

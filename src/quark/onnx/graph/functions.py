@@ -14,6 +14,7 @@ from onnx_ir.passes.common import InlinePass
 
 from quark.errors import ModelError
 from quark.ir.surgery import name_nodes
+from quark.ir.walk import nodes_within
 from quark.onnx.graph.run import RUNTIME_DOMAINS
 from quark.operators.registry import DOMAIN, OWN_DOMAIN
 
@@ -39,5 +40,5 @@ def inline_functions(model: ir.Model) -> None:
 def inline_those_with(model: ir.Model, kinds: Collection[str]) -> None:
     """Inline the functions, in place, if one of them has an operator of these types, so that passes see it."""
     inside = (function for function in model.functions.values() if function.domain not in _KEPT)
-    if any(node.op_type in kinds for function in inside for node in ir.traversal.RecursiveGraphIterator(function)):
+    if any(node.op_type in kinds for function in inside for node in nodes_within(function)):
         inline_functions(model)

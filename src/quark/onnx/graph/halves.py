@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from quark.errors import ModelError
-from quark.ir.surgery import all_nodes, label
+from quark.ir.surgery import label
+from quark.ir.walk import all_nodes
 
 
 def bfloat16_node(model: ir.Model) -> ir.Node | None:

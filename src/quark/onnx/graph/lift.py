@@ -21,7 +21,8 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
-from quark.ir.surgery import Names, all_nodes, input_at, label, name_nodes, opset
+from quark.ir.surgery import Names, input_at, label, name_nodes, opset
+from quark.ir.walk import all_nodes, nodes_within
 from quark.onnx.graph.adapters import ADAPTERS, TYPED, AdapterTarget, Refused
 from quark.onnx.graph.admission import registered
 from quark.onnx.graph.shapes import infer_shapes
@@ -75,7 +76,7 @@ def _lift_nodes(model: ir.Model, version: int) -> None:
         infer_shapes(model)
     target = AdapterTarget(model.graph, Names(model))
     for body, start in _bodies(model):
-        nodes = [node for node in ir.traversal.RecursiveGraphIterator(body) if node.domain == ""]
+        nodes = [node for node in nodes_within(body) if node.domain == ""]
         for node in nodes:
             try:
                 _adapt(node, start, version, target)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from quark.errors import ModelError
 from quark.ir.surgery import label, opset
+from quark.ir.walk import nodes_within
 from quark.onnx.graph.adapters import ADAPTERS
 from quark.onnx.graph.lift import misfit, schema_of
 from quark.onnx.graph.shapes import infer_shapes
@@ -64,7 +65,7 @@ def _nodes(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
     bodies: list[tuple[ir.Graph | ir.Function, int]] = [(model.graph, opset(model))]
     bodies += [(one, one.opset_imports[""]) for one in model.functions.values() if "" in one.opset_imports]
     for body, at in bodies:
-        for node in ir.traversal.RecursiveGraphIterator(body):
+        for node in nodes_within(body):
             if node.domain == "":
                 yield node, at
 

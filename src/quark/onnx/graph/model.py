@@ -21,7 +21,8 @@ from google.protobuf.message import DecodeError, EncodeError
 from quark.errors import ModelError, ModelNotFoundError, OutputError
 from quark.files.ours import MARK, NAME
 from quark.files.outputs import Input, Output, draft_of
-from quark.ir.surgery import all_nodes, in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
+from quark.ir.surgery import in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
+from quark.ir.walk import all_nodes, graphs_of
 from quark.onnx.graph import wire
 from quark.onnx.graph.admission import REPAIRS, check_proto, refusal
 from quark.onnx.graph.other_formats import other_format
@@ -147,7 +148,7 @@ def _tidied(model: ir.Model, source: str) -> ir.Model:
 
 def _free_axes(model: ir.Model) -> list[str]:
     """Make axes of -1 elements free; the names of the tensors that had some."""
-    ends = [value for graph in model.graphs() for value in (*graph.inputs, *graph.outputs)]
+    ends = [value for graph in graphs_of(model) for value in (*graph.inputs, *graph.outputs)]
     found = []
     for value in (*ends, *(value for node in all_nodes(model) for value in node.outputs)):
         if value.shape is not None and -1 in value.shape:
@@ -220,7 +221,7 @@ def _innermost(error: BaseException) -> str:
 
 
 def _initializers(model: ir.Model) -> Iterator[ir.Value]:
-    for graph in model.graphs():
+    for graph in graphs_of(model):
         yield from graph.initializers.values()
 
 

@@ -6,17 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.ir.surgery import (
-    Names,
-    add_initializer,
-    all_nodes,
-    bypass,
-    constant_array,
-    drop_if_unused,
-    input_at,
-    prune,
-    set_input,
-)
+from quark.ir.surgery import Names, add_initializer, bypass, constant_array, drop_if_unused, input_at, prune, set_input
+from quark.ir.walk import all_nodes, graphs_of, nodes_within
 
 QUANTIZE = frozenset(["QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear"])
 DEQUANTIZE = frozenset(["DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"])
@@ -62,12 +53,12 @@ class QuantizedActivation:
 
 def all_nodes_in_graphs(model: ir.Model) -> list[ir.Node]:
     """The nodes of the graph and its subgraphs, not of functions."""
-    return list(ir.traversal.RecursiveGraphIterator(model.graph))
+    return list(nodes_within(model.graph))
 
 
 def constants_of(model: ir.Model) -> list[ir.TensorProtocol]:
     """Every constant tensor: initializers, and the Constant nodes by which bodies hold theirs."""
-    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    tensors = [value.const_value for graph in graphs_of(model) for value in graph.initializers.values()]
     held = [node.attributes.get("value") for node in all_nodes(model) if node.op_type == "Constant"]
     tensors += [one.as_tensor() for one in held if one is not None and not one.is_ref()]
     return [one for one in tensors if one is not None]

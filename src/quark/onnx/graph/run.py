@@ -20,6 +20,7 @@ import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,8 @@ import onnxruntime
 
 from quark.dataclass import dataclass
 from quark.errors import DataError, ModelError, check_names, nearest
-from quark.ir.surgery import Names, all_nodes, label, opset, remove_unused, tensors_by_name
+from quark.ir.surgery import Names, label, opset, remove_unused, tensors_by_name
+from quark.ir.walk import all_nodes
 from quark.onnx.graph import budget
 from quark.onnx.graph.admission import registered
 from quark.onnx.graph.libraries import Libraries, library_files
@@ -123,13 +125,29 @@ class Runner:
         model.graph.outputs[:] = outputs
         remove_unused(model)
         _check_providers(self._runtime.providers)
-        keep_heap()
+        self._light = Light.of(model)
         try:
-            return open_in_pieces(Light.of(model), partial(session_options, self._runtime), self._runtime.providers)
+            return self._opened()
         except ModelError as error:
             raise unknown_operator(model, self._runtime.libraries) or _in_one_line(error) from error
+
+    def _opened(self) -> onnxruntime.InferenceSession | Pieces:
+        keep_heap()
+        try:
+            return open_in_pieces(self._light, partial(session_options, self._runtime), self._runtime.providers)
         finally:
             trim_heap()
+
+    def under(self, runtime: Runtime) -> Runner:
+        """The same tensors of the same model, run in another way; a graph that is read and cut once.
+
+        Raises:
+            ModelError: ONNX Runtime refuses the model there.
+        """
+        other = copy(self)
+        other._runtime = runtime
+        other._session = None if self._session is None else other._opened()
+        return other
 
     @property
     def session(self) -> onnxruntime.InferenceSession | None:

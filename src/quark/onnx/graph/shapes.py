@@ -22,6 +22,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.serde import deserialize_value_info_proto
 
+from quark.ir.walk import graphs_of, nodes_within
 from quark.onnx.graph.budget import may_propagate
 from quark.onnx.graph.reader_types import learn_from_readers
 from quark.onnx.graph.runtime_operators import stand_in
@@ -99,14 +100,14 @@ def leave_unsaid(model: ir.Model, stated: Collection[str] | None = None) -> None
         for value in node.outputs:
             if (obvious or (stated is not None and value.name not in stated)) and not value.is_graph_output():
                 value.shape = value.type = None
-    for graph in model.graphs():
+    for graph in graphs_of(model):
         for value in graph.initializers.values():
             if not value.is_graph_input() and not value.is_graph_output():
                 value.shape = value.type = None  # its data say both
 
 
 def _nodes(model: ir.Model) -> Iterator[ir.Node]:
-    return ir.traversal.RecursiveGraphIterator(model.graph)
+    return nodes_within(model.graph)
 
 
 def _declare(graph: ir.Graph, stated: Mapping[ir.Value, ir.Shape | None]) -> None:

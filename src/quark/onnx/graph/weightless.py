@@ -21,6 +21,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.ir.surgery import shape_of
+from quark.ir.walk import graphs_of
 
 LARGE = 1024
 """Bytes above which an initializer is left out. Shapes, axes and scalars stay visible: inference needs them."""
@@ -156,7 +157,7 @@ def _read(model: ir.Model, but: Set[ir.Value] = frozenset()) -> dict[ir.Value, i
     in."""
     return {
         value: ir.Tensor(tensor.numpy(), tensor.dtype, shape=shape_of(tensor), name=tensor.name)
-        for graph in model.graphs()
+        for graph in graphs_of(model)
         for value in graph.initializers.values()
         if value not in but and isinstance(tensor := value.const_value, ir.ExternalTensor)
     }

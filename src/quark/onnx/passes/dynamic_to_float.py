@@ -22,6 +22,7 @@ from quark.ir.surgery import (
     nodes_of,
     prune,
 )
+from quark.ir.walk import nodes_within
 
 #: Integer operator -> the float one.
 _FLOAT = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
@@ -52,12 +53,12 @@ def run(model: ir.Model) -> tuple[int, tuple[str, ...]]:
 def left(model: ir.Model) -> list[ir.Node]:
     """The nodes that compute with codes and that ``run`` does not make float."""
     done, kinds = {*_convertible(model)[0], *_lstms(model)}, {*_FLOAT, "DynamicQuantizeLSTM"}
-    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    nodes = nodes_within(model.graph)
     return [node for node in nodes if node.op_type in kinds and node not in done]
 
 
 def _lstms(model: ir.Model) -> list[ir.Node]:
-    nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "DynamicQuantizeLSTM"]
+    nodes = [node for node in nodes_within(model.graph) if node.op_type == "DynamicQuantizeLSTM"]
     parts = [position + k for position in _SCALES.values() for k in (0, 1)]
     return [one for one in nodes if all(constant_array(input_at(one, k)) is not None for k in (*_SCALES, *parts))]
 

@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from quark.dataclass import dataclass
 from quark.ir.surgery import Names, constant_array
+from quark.ir.walk import nodes_within
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import NodeWriter, rewrite_each
 from quark.onnx.qdq.slots import is_float
@@ -31,7 +32,7 @@ Groups = list[str]
 
 def run(model: ir.Model) -> PassReport:
     """Rewrite every such Einsum, in place."""
-    nodes = [one for one in ir.traversal.RecursiveGraphIterator(model.graph) if one.op_type == "Einsum"]
+    nodes = [one for one in nodes_within(model.graph) if one.op_type == "Einsum"]
     return rewrite_each(model, "einsum_to_matmul", nodes, _look, _write)
 
 

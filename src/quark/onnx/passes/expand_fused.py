@@ -34,6 +34,7 @@ from quark.ir.surgery import (
     int_attribute,
     ints_attribute,
 )
+from quark.ir.walk import nodes_within
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import NodeWriter, rewrite_each
 
@@ -61,7 +62,7 @@ def run(model: ir.Model) -> PassReport:
         row = ROWS[node.op_type]
         row.expand(NodeWriter(node, row.layer, names), node)
 
-    nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if _is_fused(node)]
+    nodes = [node for node in nodes_within(model.graph) if _is_fused(node)]
     return rewrite_each(model, "expand_fused", nodes, look, write)
 
 

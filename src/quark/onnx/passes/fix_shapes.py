@@ -14,6 +14,7 @@ from typing import Annotated
 import onnx_ir as ir
 
 from quark.errors import ConfigError, ModelError, check_name
+from quark.ir.walk import nodes_within
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.passes import fill_value_info
@@ -79,7 +80,7 @@ def _set(value: ir.Value, sizes: list[int]) -> int:
 
 def _forget(model: ir.Model) -> None:
     """Drop the shapes of inner tensors that are not fixed numbers: they follow from the new ones."""
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in nodes_within(model.graph):
         for value in node.outputs:
             if value.shape is not None and not value.shape.is_static():
                 value.shape = None

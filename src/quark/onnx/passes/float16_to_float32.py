@@ -18,7 +18,8 @@ from typing import Annotated
 import numpy as np
 import onnx_ir as ir
 
-from quark.ir.surgery import Names, all_nodes, set_constant
+from quark.ir.surgery import Names, set_constant
+from quark.ir.walk import all_nodes, graphs_of
 from quark.onnx.graph.element_types import cast, convert_attributes, retype
 from quark.onnx.graph.halves import bfloat16_node
 from quark.onnx.graph.report import PassReport
@@ -44,7 +45,7 @@ def run(model: ir.Model, subgraphs_to_include: Parts = None, keep_interface: Kep
     fired, kinds = 0, [ir.DataType.FLOAT16, *([ir.DataType.BFLOAT16] if bfloat16_node(model) is not None else [])]
     given = {value: value.dtype for value in model.graph.inputs if keep_interface and value.dtype in kinds}
     made = {value: value.dtype for value in model.graph.outputs if keep_interface and value.dtype in kinds}
-    for graph in model.graphs():
+    for graph in graphs_of(model):
         for value in graph.initializers.values():
             if value.const_value is not None and value.const_value.dtype in kinds:
                 set_constant(value, value.const_value.numpy().astype(np.float32))

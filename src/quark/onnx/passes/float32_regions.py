@@ -17,16 +17,8 @@ import onnx_ir as ir
 from quark.config.rules import Rule, Rules, Subgraph
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError
-from quark.ir.surgery import (
-    Names,
-    add_initializer,
-    bodies,
-    constant_array,
-    drop_if_unused,
-    label,
-    name_nodes,
-    name_of,
-)
+from quark.ir.surgery import Names, add_initializer, constant_array, drop_if_unused, label, name_nodes, name_of
+from quark.ir.walk import bodies
 from quark.onnx.graph.element_types import cast, convert_attributes
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import insert_behind

@@ -16,7 +16,8 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import check_name
-from quark.ir.surgery import Names, add_initializer, all_nodes, is_constant, label, name_of, opset, set_constant
+from quark.ir.surgery import Names, add_initializer, is_constant, label, name_of, opset, set_constant
+from quark.ir.walk import all_nodes, graphs_of
 from quark.onnx.graph.element_types import cast, convert_attributes, retype
 from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED
 from quark.onnx.graph.report import PassReport
@@ -42,7 +43,7 @@ def run(model: ir.Model, to: To = "float16", keep_io_types: Keep = False) -> Pas
     kind, names = TYPES[to], Names(model)
     fired = _keep_ends(model, kind, names) if keep_io_types else 0
     held = _float_operands(model, names)
-    for graph in model.graphs():
+    for graph in graphs_of(model):
         for value in list(graph.initializers.values()):
             if value not in held and value.const_value is not None and value.dtype == FLOAT:
                 _narrow(value, kind)

@@ -18,16 +18,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from quark.ir.surgery import (
-    Names,
-    add_initializer,
-    attribute,
-    bodies,
-    constant_array,
-    int_attribute,
-    is_constant,
-    label,
-)
+from quark.ir.surgery import Names, add_initializer, attribute, constant_array, int_attribute, is_constant, label
+from quark.ir.walk import bodies
 from quark.onnx.graph.model import suitable_ir_version
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import RUNTIME_ERRORS, quiet_options

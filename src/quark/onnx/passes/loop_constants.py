@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from quark.ir.surgery import bodies, int_attribute, is_constant, operand
+from quark.ir.surgery import int_attribute, is_constant, operand
+from quark.ir.walk import bodies
 from quark.onnx.graph.report import PassReport
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from quark.errors import ModelError, check_name
 from quark.ir.surgery import opset
+from quark.ir.walk import nodes_within
 from quark.onnx.graph.report import PassReport
 
 
@@ -36,7 +37,7 @@ def run(model: ir.Model, node_attribute_updates: Updates) -> PassReport:
     Raises:
         ModelError: there is no such node, or its operator has no such attribute.
     """
-    nodes = {str(node.name): node for node in ir.traversal.RecursiveGraphIterator(model.graph)}
+    nodes = {str(node.name): node for node in nodes_within(model.graph)}
     fired = 0
     for update in node_attribute_updates:
         check_name("node", update.node_name, nodes, ModelError)

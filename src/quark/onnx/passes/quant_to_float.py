@@ -15,7 +15,6 @@ import onnx_ir as ir
 from quark.ir.surgery import (
     Names,
     add_initializer,
-    all_nodes,
     constant_array,
     input_name,
     nodes_of,
@@ -23,6 +22,7 @@ from quark.ir.surgery import (
     remove_unused_functions,
     tensor_alias,
 )
+from quark.ir.walk import all_nodes, graphs_of
 from quark.onnx.graph.functions import inline_those_with
 from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED, remove, stages, stored
 from quark.onnx.graph.report import PassReport
@@ -44,7 +44,7 @@ def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
     inline_those_with(model, _QUANTIZED)
     if any(node.op_type in _QUANTIZED for node in all_nodes(model)):
-        for graph in model.graphs():
+        for graph in graphs_of(model):
             lift_constant_nodes(graph)
     report = remove_qdq.run(model)
     left = [remove(stage) for stage in stages(model, constant=True)]

@@ -12,7 +12,8 @@ from typing import Any
 import onnx_ir as ir
 
 from quark.errors import ConfigError, check_name, unknown
-from quark.ir.surgery import all_nodes, name_new
+from quark.ir.surgery import name_new
+from quark.ir.walk import all_nodes
 from quark.onnx.graph.report import PassReport
 from quark.onnx.passes.row import Pass, Run
 from quark.onnx.passes.table import TABLE

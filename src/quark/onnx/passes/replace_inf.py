@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.ir.surgery import constant_array, set_constant
+from quark.ir.walk import graphs_of
 from quark.onnx.graph.report import PassReport
 
 Value = Annotated[float, "What stands for infinity; its negative for minus infinity."]
@@ -20,7 +21,7 @@ Value = Annotated[float, "What stands for infinity; its negative for minus infin
 def run(model: ir.Model, replace_inf_value: Value = 10000.0) -> PassReport:
     """Replace ±inf in every initializer, in place."""
     fired = 0
-    for graph in model.graphs():
+    for graph in graphs_of(model):
         for value in list(graph.initializers.values()):
             array = constant_array(value)
             if array is None or value.dtype is None or not value.dtype.is_floating_point():

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from quark.ir.surgery import is_constant
+from quark.ir.walk import graphs_of
 from quark.onnx.graph.report import PassReport
 
 #: Bytes from which what bodies have alike leaves them: runtimes read smaller ones faster where they are.
@@ -28,7 +29,7 @@ _SMALL = 1 << 12
 
 def run(model: ir.Model) -> PassReport:
     """Store equal constants once, in place."""
-    graphs, fired = list(model.graphs()), 0
+    graphs, fired = list(graphs_of(model)), 0
     named = _named(model) if len(graphs) > 1 else {}
     kept: defaultdict[object, list[ir.Value]] = defaultdict(list)
     for graph in graphs:
@@ -50,7 +51,7 @@ def run(model: ir.Model) -> PassReport:
 def _named(model: ir.Model) -> dict[str, list[ir.Value]]:
     """All values by their names: bodies beside each other may use one for different values."""
     named = defaultdict[str, list[ir.Value]](list)
-    for graph in model.graphs():
+    for graph in graphs_of(model):
         for value in (*graph.inputs, *graph.initializers.values(), *(one for node in graph for one in node.outputs)):
             named[str(value.name)].append(value)
     return named

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from quark.ir.surgery import bodies, constant_array, is_constant
+from quark.ir.surgery import constant_array, is_constant
+from quark.ir.walk import bodies, nodes_within
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import ACTIVATES, DIVISORS, MAKES_DIVISORS, MOVES_VALUES
 
@@ -29,7 +30,7 @@ def makes_divisors(model: ir.Model) -> set[ir.Node]:
     operator belongs to them; a layer only as part of a front end: all that is before the logarithm, where no activation
     function, normalization, recurrence or pool is between the inputs of the model and it.
     """
-    read = {node: value for node in model.graph.all_nodes() if (value := _divisor(node)) is not None}
+    read = {node: value for node in nodes_within(model.graph) if (value := _divisor(node)) is not None}
     found, _ = _walked(read.values())
     odds, ends = _walked((value for node, value in read.items() if node.op_type == "Log"), _MAKES_ODDS)
     found |= odds | {node for node in read if _of_exponentials(node)}
@@ -94,7 +95,7 @@ def _activates(node: ir.Node) -> bool:
     """Whether a node, or one of its bodies, makes a network; so does a Clip from above, which is no floor of a Log."""
     if node.op_type == "Clip" and len(node.inputs) > 2 and node.inputs[2] is not None:
         return True
-    inside = (one for body in bodies(node) for one in body.all_nodes())
+    inside = (one for body in bodies(node) for one in nodes_within(body))
     return node.op_type in ACTIVATES or node.domain not in ("", "ai.onnx") or any(_activates(one) for one in inside)
 
 

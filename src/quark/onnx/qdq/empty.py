@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from quark.ir.walk import nodes_within
+
 #: Operators of which values decide how many elements they make.
 SIZED = frozenset(["Compress", "NonMaxSuppression", "NonZero", "Unique"])
 #: Operators whose integer kernels fail on tensors without elements.
@@ -23,7 +25,7 @@ REASON = "how many elements it has depends on values: ONNX Runtime's integer ker
 def may_be_empty(model: ir.Model) -> set[ir.Node]:
     """Nodes of these operators after one that makes as many elements as values decide."""
     after: set[ir.Node] = set()
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in nodes_within(model.graph):
         given = node.inputs[:1] if node.op_type in AS_FIRST else node.inputs
         if node.op_type in SIZED or any(value is not None and value.producer() in after for value in given):
             after.add(node)

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from quark.ir.surgery import bodies, constant_array, input_at, is_constant
+from quark.ir.surgery import constant_array, input_at, is_constant
+from quark.ir.walk import bodies, nodes_within
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 
@@ -141,7 +142,7 @@ def of_coordinates(node: ir.Node) -> bool:
 
 def _places(model: ir.Model) -> Iterator[ir.Value]:
     """The values that are read as shapes, sizes, indices or coordinates."""
-    for node in model.graph.all_nodes():
+    for node in nodes_within(model.graph):
         found = [input_at(node, position) for position in place_positions(node)]
         if node.op_type in COMPARES and any(_counts(value) for value in node.inputs):
             found += node.inputs
@@ -186,7 +187,7 @@ def _is_data(node: ir.Node, known: set[ir.Node]) -> bool:
 def _from_sizes(model: ir.Model) -> set[ir.Node]:
     """Nodes that read nothing but constants and sizes, directly or through each other."""
     found: set[ir.Node] = set()
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in nodes_within(model.graph):
         if bodies(node):
             continue  # they read other values too
         given = [value for value in node.inputs if value is not None and not is_constant(value)]

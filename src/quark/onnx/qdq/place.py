@@ -20,7 +20,8 @@ from quark.config.rules import Decision, NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.dataclass import dataclass
 from quark.errors import check_name
-from quark.ir.surgery import bodies, clip_bounds, is_constant, name_of, own_copy
+from quark.ir.surgery import clip_bounds, is_constant, name_of, own_copy
+from quark.ir.walk import bodies
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx.bodies import outside

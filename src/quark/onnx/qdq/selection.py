@@ -11,7 +11,8 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.rules import Decision, NodeInfo
 from quark.errors import ConfigError, nearest, unknown
-from quark.ir.surgery import STANDS_FOR, bodies, name_of
+from quark.ir.surgery import STANDS_FOR, name_of
+from quark.ir.walk import bodies, nodes_within
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_type_names import check_types, tell_absent
 
@@ -50,7 +51,7 @@ def bound(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Mapping
 def known_tensors(model: ir.Model) -> frozenset[str]:
     """The names of all tensors, those of bodies of If and Loop included."""
     found = {str(value.name) for value in (*model.graph.inputs, *model.graph.initializers.values())}
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in nodes_within(model.graph):
         found.update(str(value.name) for value in node.outputs)
         for body in bodies(node):
             found.update(str(value.name) for value in (*body.inputs, *body.initializers.values()))

@@ -177,7 +177,7 @@ def _norms(node: ir.Node, side: int) -> np.ndarray | None:
         return None
     axis = _WEIGHTS[node.op_type][side] ^ int_attribute(node, "transB", 0)
     rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-    norms = np.linalg.norm(rows.astype(np.float64), axis=1)
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
     norms = norms[norms > 0]
     return norms if norms.size and np.isfinite(norms).all() else None
 
