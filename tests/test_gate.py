@@ -324,7 +324,6 @@ ALLOWED = {
     "quark.torch.auto": PRIVATE,
     "quark.torch.layer_runs": PRIVATE,
     "quark.torch.one_pass": PRIVATE,
-    "quark.torch.search": PRIVATE,
     "quark.torch.export.card": DRAFT,
     "quark.torch.export.genai": DRAFT,
     "quark.torch.export.gguf_in_transformers": PRIVATE,

@@ -1,8 +1,8 @@
 """The Plan that a quantized model was made by, read off its graph: models of ours and of other tools.
 
 Every quantizer of a tensor becomes a row with the name that the tensor has in the float model, its type, granularity,
-scale and zero point (``given``). How a scale was found is not in a graph, so rows name no method; reasons are those
-that a model of ours carries.
+scale and zero point (``given``; results where they follow from others, as a bias's do). How a scale was found is not in
+a graph, so rows name no method; reasons are those that a model of ours carries.
 
 Not handled, and refused: quantizers in bodies of If and Loop, MatMulNBits, operators on codes (QLinearConv, …), one
 tensor quantized in two ways.
@@ -156,7 +156,8 @@ def _row(node: ir.Node, source: ir.Value, role: Role) -> TensorPlan:
         spec = TensorSpec("uint8", symmetric=False, dynamic=True)
         return TensorPlan(name, role, spec, REASON, readers=_readers(node, source))
     if (block := _block_format(node)) is not None:
-        return TensorPlan(name, role, _in_blocks(node, block), REASON, readers=_readers(node, source))
+        above = _tensor_scale(node)
+        return TensorPlan(name, role, _in_blocks(node, block), REASON, readers=_readers(node, source), given=above)
     format = str(attribute(node, "format") or _FORMATS.get(code_type(node), code_type(node).lower()))
     found = parameters(node)
     if format not in FORMATS or found is None:
@@ -166,7 +167,9 @@ def _row(node: ir.Node, source: ir.Value, role: Role) -> TensorPlan:
     if role == "weight" and node.op_type in DEQUANTIZE:
         spec = replace(spec, narrow=_is_narrow(spec, constant_array(source)))
     if role == "bias":
-        return TensorPlan(name, role, spec, REASON, readers=_readers(node, source), bias_of=_layer(node))
+        scale, zero_point = _given(*found)  # results, which are found anew: its input and its weight give them
+        row = TensorPlan(name, role, spec, REASON, readers=_readers(node, source), bias_of=_layer(node))
+        return replace(row, scale=scale, zero_point=zero_point)
     return TensorPlan(name, role, spec, REASON, readers=_readers(node, source), given=_given(*found))
 
 
@@ -220,6 +223,16 @@ def _in_blocks(node: ir.Node, format: str) -> TensorSpec:
     return TensorSpec(
         format, granularity=Group(int_attribute(node, "axis", 1), int_attribute(node, "block_size", row.size))
     )
+
+
+def _tensor_scale(node: ir.Node) -> Sides | None:
+    """The scale that the scales of all blocks are multiples of; None where they are no multiples of any."""
+    value = input_at(node, 1 if node.op_type == "BlockQuantizeDequantize" else 3)
+    if value is None:
+        return None
+    if (scale := constant_array(value)) is None:
+        raise ModelError(f"a plan holds no scale that is computed, which the node {node.name!r} has")
+    return _given(scale, np.zeros(scale.shape))
 
 
 def _cast(node: ir.Node, source: ir.Value) -> Iterator[TensorPlan]:
