@@ -73,6 +73,10 @@ class Request:
         """The row of ``SEARCHES``."""
         return SEARCHES[self.method]
 
+    def serves(self, other: Request) -> bool:
+        """Whether the statistic of this request is that of the other."""
+        return (self.method, self.settings) == (other.method, other.settings)
+
     def foreseeing(self, samples: int | None) -> Request:
         """The request of a job with so many samples (None: nobody knows); some methods need less then."""
         if samples is None or "samples" not in self.search.settings:

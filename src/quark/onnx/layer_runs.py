@@ -199,8 +199,6 @@ def candidate_layers(names: Sequence[str], job: Job) -> dict[str, LayerSpec | No
         ConfigError: an unknown candidate, one that is listed twice, or none.
     """
     check_distinct(names)
-    if not names:
-        raise ConfigError("there are no candidates")
     found: dict[str, LayerSpec | None] = {}
     for name in names:
         spec = candidate(split(name)[0])

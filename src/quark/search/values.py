@@ -137,7 +137,9 @@ def total(study: Study, name: str, chosen: Sequence[str]) -> float:
 
 
 def check_distinct(candidates: Sequence[str]) -> None:
-    """Raise ``ConfigError`` for a candidate that is listed twice."""
+    """Raise ``ConfigError`` for no candidate, or one that is listed twice."""
+    if not candidates:
+        raise ConfigError("there are no candidates")
     doubled = next((name for name in candidates if list(candidates).count(name) > 1), None)
     if doubled is not None:
         raise ConfigError(f"the candidate {doubled!r} is listed twice")

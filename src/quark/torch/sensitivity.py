@@ -175,14 +175,13 @@ def first_scheme(candidates: Sequence[str]) -> str:
     Raises:
         ConfigError: an unknown scheme, one that is listed twice, or none.
     """
-    names = [split(name)[0] for name in candidates if name != FLOAT]
-    for name in candidates:
-        if name != FLOAT:
-            check_candidate(name)
+    names = [name for name in candidates if name != FLOAT]
+    for name in names:
+        check_candidate(name)
     check_distinct(candidates)
     if not names:
         raise ConfigError("no candidate quantizes")
-    return names[0]
+    return split(names[0])[0]
 
 
 def values_of(model: nn.Module, base: Mapping[str, Any], candidate: str) -> dict[str, Any]:
@@ -282,7 +281,7 @@ def trials_of(
         fits = [one for one in candidates if one == FLOAT or name in matches[one]]
         read = traffic.get(name, Traffic())
         costs = {c: costs_of(known[name], None if c == FLOAT else matches[c][name], read, use) for c in fits}
-        layers.append(TriedLayer(name, kind_of_layer(known[name]), costs))
+        layers.append(TriedLayer(name, type(known[name].layer.module).__name__.removeprefix("Quant"), costs))
     outputs = len(common.reference(0))
     return LayerTrials(layers, model, len(common.samples), outputs, source, common, values, base)
 
@@ -290,11 +289,6 @@ def trials_of(
 def matched(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Match]:
     """The layers that a configuration quantizes, by name."""
     return {found.layer.name: found for found in match(model, config_of(values, model)).quantized}
-
-
-def kind_of_layer(item: Match) -> str:
-    """What a layer is called by its class."""
-    return type(item.layer.module).__name__.removeprefix("Quant")
 
 
 def costs_of(item: Match, here: Match | None, traffic: Traffic, use: TorchSearchGoal) -> dict[str, float]:
@@ -309,18 +303,13 @@ def costs_of(item: Match, here: Match | None, traffic: Traffic, use: TorchSearch
             continue
         stages = () if here is None else here.stages[slot]
         kept = float(value.element_size() * 8)
-        widths[slot] = kept if not stages else bits_of(stages[-1])
+        widths[slot] = kept if not stages else float(stages[-1].format.bits)
         size += file_bytes(value, stages, use.program)
         bits += widths[slot] * value.numel()
     stages = () if here is None else here.stages["input_tensors"]
-    width = own_parameter(item.layer.module).element_size() * 8.0 if not stages else bits_of(stages[-1])
+    width = own_parameter(item.layer.module).element_size() * 8.0 if not stages else float(stages[-1].format.bits)
     costs, moved = {"size": size, "bits": bits + width * traffic.inputs}, size + width * traffic.inputs / 8
     return {**costs, "latency": seconds_of(use.machine, moved, traffic.macs, max(widths["weight"], width))}
-
-
-def bits_of(stage: Any) -> float:
-    """Bits per value of a stage, shares of block scales included."""
-    return float(stage.format.bits)
 
 
 def file_bytes(value: torch.Tensor, stages: Stages, program: str | None) -> float:

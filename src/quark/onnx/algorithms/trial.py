@@ -76,7 +76,7 @@ def ranges_of(
         for name, key in keys[-1].items():
             if key in known or any(key in home for home in homes):
                 continue
-            alike = (k for k, one in enumerate(rounds) if name not in one or _alike(one[name], wanted[name]))
+            alike = (k for k, one in enumerate(rounds) if name not in one or one[name].serves(wanted[name]))
             place = next(alike, len(rounds))
             if place == len(rounds):
                 rounds, homes = [*rounds, {}], [*homes, {}]
@@ -87,11 +87,6 @@ def ranges_of(
         for key, (name, request) in home.items():
             known |= {key: find_ranges({name: request}, statistics)[name]}
     return [{name: known[key] for name, key in one.items()} for one in keys]
-
-
-def _alike(known: Request, wanted: Request) -> bool:
-    """Whether one statistic serves both."""
-    return (known.method, known.settings) == (wanted.method, wanted.settings)
 
 
 def _source_of(model: ir.Model, plan: Plan, name: str) -> str:

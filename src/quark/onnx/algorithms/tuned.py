@@ -47,6 +47,10 @@ class ConstantState:
     content: ir.TensorProtocol
     plan: TensorPlan | None
 
+    def same(self, other: ConstantState) -> bool:
+        """Whether nothing has been put in its place."""
+        return self.content is other.content and self.plan is other.plan
+
 
 @dataclass(frozen=True)
 class NodeChange:
@@ -100,7 +104,7 @@ def _states(model: ir.Model, plan: Plan) -> dict[str, ConstantState]:
 def _changes(model: ir.Model, plan: Plan, before: Mapping[str, ConstantState]) -> list[NodeChange]:
     """What is no longer what it was, by the first node that reads it, in the order of the graph."""
     now = _states(model, plan)
-    open_names = {name for name, state in now.items() if name in before and not _same(state, before[name])}
+    open_names = {name for name, state in now.items() if name in before and not state.same(before[name])}
     found = []
     for node in model.graph:
         names = [str(one.name) for one in node.inputs if one is not None and one.name in open_names]
@@ -109,10 +113,6 @@ def _changes(model: ir.Model, plan: Plan, before: Mapping[str, ConstantState]) -
             old, new = ({name: states[name] for name in names} for states in (before, now))
             found.append(NodeChange(name_of(node), old, new))
     return found
-
-
-def _same(state: ConstantState, other: ConstantState) -> bool:
-    return state.content is other.content and state.plan is other.plan
 
 
 @dataclass
