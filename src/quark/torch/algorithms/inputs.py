@@ -133,6 +133,17 @@ def find_groups(run: BlockRun, layers: dict[str, nn.Module]) -> list[SharedInput
     return [SharedInput(tuple(names)) for names in found.values()]
 
 
+def are_alike(x: torch.Tensor, clean: torch.Tensor) -> bool:
+    """Whether a layer reads in the quantized model what it reads in the float one, but for errors below the values.
+
+    An expert may be handed other tokens, or more or fewer of them.
+    """
+    if x.shape != clean.shape:
+        return False
+    wanted = clean.float()
+    return bool((x.float() - wanted).square().sum() <= wanted.square().sum())
+
+
 def keep(lists: dict[str, list[torch.Tensor]], name: str, x: torch.Tensor) -> None:
     """``x`` to the list of ``name``."""
     lists[name].append(x)
@@ -168,7 +179,7 @@ def collect(run: BlockRun, groups: list[SharedInput], reference: BlockRun | None
             if heads[head] not in sums:
                 sums[heads[head]] = Sums(torch.zeros(x.shape[-1], x.shape[-1], device=x.device))
             partner = clean[head].pop(0) if clean[head] else None
-            usable = partner is not None and partner.shape == x.shape
+            usable = partner is not None and are_alike(x, partner)
             sums[heads[head]].add(x, partner if usable else x if reference is not None else None)
 
         Watch({head: modules[head] for head in heads}, see).run(partial(run.forward, k))

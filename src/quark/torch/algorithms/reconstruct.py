@@ -30,7 +30,7 @@ from quark.numerics.elements import Int
 from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
 from quark.torch.algorithms.context import ModelContext
-from quark.torch.algorithms.inputs import answer_of, find_groups, read
+from quark.torch.algorithms.inputs import answer_of, are_alike, find_groups, read
 from quark.torch.algorithms.tune import float_copy
 from quark.torch.algorithms.walk import Again, walk
 from quark.torch.calibration import disabled
@@ -124,25 +124,34 @@ def train_block(context: ModelContext, config: Config, items: dict[nn.Module, Ma
 
 
 def data_of(pair: BlockPair, key: str) -> Data:
-    """What the layer called ``key`` multiplies, what its float copy does, and what that makes of it; of all calls."""
+    """What the layer called ``key`` multiplies, what its float copy does, and what that makes of it; of all calls.
+
+    Where a sample's calls are not those of the float model (an expert that is handed other tokens), the float copy is
+    asked for what it makes of the same inputs.
+    """
     layer, reference = (run.block.get_submodule(key) for run in (pair.own, pair.reference))
     inputs, float_inputs, targets = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    for k in range(len(pair.own)):
+        calls, clean = (calls_of(run, module, k) for run, module in ((pair.own, layer), (pair.reference, reference)))
+        paired = len(calls) == len(clean) and all(are_alike(*both) for both in zip(calls, clean, strict=True))
+        for x, own in zip(calls, clean if paired else calls, strict=True):
+            if x.numel():
+                inputs.append(array(read(layer, x)))
+                float_inputs.append(array(own))
+                targets.append(array(reference(own)))
+    return Data(inputs, float_inputs, targets)
+
+
+def calls_of(run: BlockRun, module: nn.Module, k: int) -> list[torch.Tensor]:
+    """What a module is handed in a block's run of sample ``k``."""
+    seen: list[torch.Tensor] = []
 
     def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        inputs.append(array(read(layer, first_input(module, args, kwargs))))
+        seen.append(first_input(module, args, kwargs).clone())  # a block may go on in the same memory
 
-    def see_float(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> None:
-        float_inputs.append(array(first_input(module, args, kwargs)))
-        targets.append(array(output))
-
-    for run, hook in (
-        (pair.own, layer.register_forward_pre_hook(see, with_kwargs=True)),
-        (pair.reference, reference.register_forward_hook(see_float, with_kwargs=True)),
-    ):
-        with hook:
-            for k in range(len(run)):
-                run.forward(k)
-    return Data(inputs, float_inputs, targets)
+    with module.register_forward_pre_hook(see, with_kwargs=True):
+        run.forward(k)
+    return seen
 
 
 def array(x: torch.Tensor) -> np.ndarray:
