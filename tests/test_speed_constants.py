@@ -80,10 +80,10 @@ def searched(folder: Path) -> list[np.ndarray]:
     return [np.asarray(side) for side in search_rows(X, Grid(FORMATS["int8"], scale_rule="power_of_two"))]
 
 
-def sampled(folder: Path) -> list[np.ndarray]:
-    from quark.observers.tails import block_extremes
+def in_pieces(folder: Path) -> list[Any]:
+    from quark.observers.histogram import block_extremes
 
-    return list(block_extremes(np.tile(X, (60, 1)).reshape(-1)))
+    return [*ranges("entropy")(folder), *block_extremes(np.tile(X, (60, 1)).reshape(-1))]
 
 
 def matmul(folder: Path) -> list[Any]:
@@ -126,9 +126,8 @@ ROWS: dict[tuple[str, str], tuple[Work, tuple[int, ...]]] = {
     ("quark/numerics/ggml.py", "PART"): (ggml, (1, 1000, 1 << 20)),
     ("quark/observers/entropy.py", "AT_ONCE"): (ranges("entropy"), (1, 1 << 22)),
     ("quark/observers/mse.py", "SMALL"): (searched, (1, 1 << 22)),
-    ("quark/observers/histogram.py", "CHUNK"): (ranges("entropy"), (1 << 10, 1 << 20)),
+    ("quark/observers/histogram.py", "CHUNK"): (in_pieces, (1 << 10, 1 << 20)),
     ("quark/observers/histogram.py", "PATIENCE"): (ranges("entropy"), (0, 1, 1 << 30)),
-    ("quark/observers/tails.py", "CHUNK"): (sampled, (1 << 10, 1 << 20)),
     ("quark/onnx/qdq/nbits_algorithms.py", "CHUNK"): (matmul, (1, 200, 1 << 22)),
     ("quark/onnx/qdq/small_weights.py", "SMALL"): (small, (0, 1 << 20)),
     ("quark/onnx/qdq/small_weights.py", "TOGETHER"): (small, (1, 1 << 20)),

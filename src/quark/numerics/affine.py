@@ -115,7 +115,8 @@ def bounds(lo: Operand, hi: Operand) -> tuple[Same, Same]:
 
 def summary(values: Array) -> str:
     """The value, or the first few of many."""
-    return np.array2string(values.cpu().numpy() if is_torch(values) else values, threshold=6, edgeitems=3)
+    shown = values.cpu().numpy() if is_torch(values) else values
+    return np.array2string(shown, threshold=6, edgeitems=3)
 
 
 @dataclass(frozen=True)
