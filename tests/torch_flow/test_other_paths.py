@@ -1,5 +1,6 @@
 """Samples that take other paths through a model: experts that get other tokens once it is quantized, layers that the
-first sample does not reach. Every algorithm runs, and on data that decided nothing loses no more than rounding."""
+first sample does not reach, answers that blocks in the middle have a part in. Every algorithm runs, and on data that
+decided nothing loses no more than rounding; blocks are skipped only where nothing else reads them."""
 
 from __future__ import annotations
 
@@ -14,10 +15,15 @@ from torch import nn
 from torch.nn import functional
 
 from quark.torch import ModelQuantizer
+from quark.torch.algorithms.answers import BlockWalk, answers, walk_of
+from quark.torch.algorithms.blocks import Blocks, Stream, equal_arguments, find_blocks, record
+from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.equalization import run_equalization  # of convolutions; a decoder is refused
 from quark.torch.algorithms.inputs import are_alike
 from quark.torch.algorithms.registry import ALGORITHMS
+from quark.torch.matching import match
 from quark.torch.quantization.config.config import QConfig, RotationConfig
+from quark.torch.sensitivity import sensitivity
 
 WIDTH, EXPERTS, WORDS = 64, 4, 50
 Sample = dict[str, torch.Tensor]
@@ -128,3 +134,68 @@ def test_other_tokens_of_the_same_number_are_no_pair() -> None:
     assert are_alike(rows[0] + rows[1] / 4, rows[0])
     assert not are_alike(rows[1], rows[0])
     assert not are_alike(rows[0, :5], rows[0])
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, hidden: torch.Tensor, more: torch.Tensor | None = None) -> torch.Tensor:
+        hidden = hidden + self.down(functional.relu(self.up(hidden)))
+        return hidden if more is None else hidden + more
+
+
+class Reading(nn.Module):
+    """Blocks that something besides the next one reads: all of them, or the first where there is a picture."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.words, self.head = what, nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.layers = nn.ModuleList(Residual() for _ in range(3))
+
+    def forward(self, ids: torch.Tensor, picture: torch.Tensor | None = None) -> torch.Tensor:
+        states = [self.words(ids)]
+        for number, layer in enumerate(self.layers):
+            early = number == 2 and self.what == "a later block" and picture is not None
+            states.append(layer(states[-1], states[1] if early else None))
+        if self.what == "all":
+            return self.head(sum(states))
+        late = self.what == "the end" and picture is not None
+        return self.head(states[-1] + 4 * states[1] * picture if late else states[-1])
+
+
+def reading(what: str) -> Reading:
+    torch.manual_seed(0)
+    return Reading(what).eval()
+
+
+@pytest.mark.parametrize("what", ["all", "the end", "a later block", "nothing"])
+def test_layers_have_the_losses_of_whole_runs(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = case("pictures")[0][:4]
+    found = sensitivity(reading(what), samples, ["int4_wo_32"], metric="mse")
+    monkeypatch.setattr("quark.torch.layer_runs.find_chain", lambda runs: None)
+    whole = sensitivity(reading(what), samples, ["int4_wo_32"], metric="mse")
+    assert [one.loss for one in found.trials] == pytest.approx([one.loss for one in whole.trials], rel=1e-4)
+
+
+@pytest.mark.parametrize("what", ["all", "the end", "a later block", "nothing"])
+def test_blocks_are_given_what_the_whole_model_gives_them(what: str) -> None:
+    model, samples = reading(what), case("pictures")[0][:4]
+    _, stream = record(model, find_blocks(model), samples)
+    seen: list[Any] = []
+    with model.layers[2].register_forward_pre_hook(lambda module, args: seen.append(args[1])):
+        for sample in samples:
+            model(**sample)
+    given = [call[0][1] if call[0][1:] else None for call in stream.calls["layers.2"]]
+    assert equal_arguments(given, seen)
+
+
+@pytest.mark.parametrize("what", ["all", "the end", "a later block", "nothing"])
+def test_answers_of_walks_are_those_of_the_model(what: str) -> None:
+    model, samples = reading(what), case("pictures")[0][:4]
+    quantizer = ModelQuantizer(QConfig(LAYERS["int4"][32], exclude=["head"]))
+    context = ModelContext(model, samples, match(model, quantizer.config), Undo())
+    found = answers(walk_of(context, ""), [0, 3])
+    expected = [answers(BlockWalk(context, Blocks("", {"": model}), Stream(samples)), [k])[0] for k in (0, 3)]
+    assert equal_arguments(found, expected)

@@ -272,26 +272,26 @@ def open_runs(model: nn.Module, config: QConfig, common: FloatOutputs) -> TorchL
 
 
 def find_chain(runs: TorchLayerRuns) -> None:
-    """Fill in the blocks of a model that hands one hidden state from block to block."""
-    with running(runs.model):
-        blocks, stream = record(runs.model, find_blocks(runs.model), list(runs.common.samples[:1]))
-    if not blocks.path:
-        return
-    runs.blocks, runs.values = dict(blocks.modules), stream.values
-    if len(runs.common.reference(0)) > 1 and not hands_on_all(runs):
-        runs.blocks = {}
+    """Fill in the blocks of a model that hands one hidden state from block to block, whatever the sample."""
+    for k, sample in enumerate(runs.common.samples):
+        with running(runs.model):
+            blocks, stream = record(runs.model, find_blocks(runs.model), [sample])
+        runs.blocks, runs.values = dict(blocks.modules) if blocks.path else {}, stream.values
+        if not runs.blocks or not hands_on_all(runs, k):
+            runs.blocks = {}
+            return
 
 
-def hands_on_all(runs: TorchLayerRuns) -> bool:
+def hands_on_all(runs: TorchLayerRuns, k: int) -> bool:
     """Whether a model without all of its blocks but the last has its outputs: none is of an earlier block."""
     last = len(runs.blocks) - 1
     try:
-        runs.hidden, runs.at = [runs.entering(last, 0)] if last else [], last
-        with running(runs.model), runs.skipping(0):
-            found = outputs_to(runs.model, runs.common.samples[0])
+        runs.hidden, runs.at = [runs.entering(last, k)] * (k + 1) if last else [], last
+        with running(runs.model), runs.skipping(k):
+            found = outputs_to(runs.model, runs.common.samples[k])
     finally:
         runs.at, runs.hidden = 0, []
-    known = runs.common.reference(0)
+    known = runs.common.reference(k)
     return found.keys() == known.keys() and all(torch.equal(found[name], known[name]) for name in known)
 
 

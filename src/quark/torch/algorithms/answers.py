@@ -20,7 +20,16 @@ from torch import nn
 
 from quark.dataclass import dataclass
 from quark.errors import known
-from quark.torch.algorithms.blocks import Blocks, Stream, equal_arguments, find_blocks, handing_on, record, recorded
+from quark.torch.algorithms.blocks import (
+    Blocks,
+    Stream,
+    equal_arguments,
+    find_blocks,
+    handing_on,
+    kinds,
+    record,
+    recorded,
+)
 from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.trial import quantizing
 from quark.torch.calibration import without_cache
@@ -79,10 +88,10 @@ def walk_of(context: ModelContext, path: str) -> BlockWalk:
     """
     whole = Blocks("", {"": context.model}), Stream(list(context.samples))
     blocks, stream = record(context.model, find_blocks(context.model, path), context.samples, context.store)
+    walk, chosen = BlockWalk(context, blocks, stream), kinds(context.samples)
     with context.store.recording():
-        wanted = rows_of(run_model(context.model, context.samples[0]))
-    walk = BlockWalk(context, blocks, stream)
-    if blocks.path and not equal_arguments(answers(walk, [0])[0], wanted):
+        wanted = [rows_of(run_model(context.model, context.samples[k])) for k in chosen]
+    if blocks.path and not equal_arguments(answers(walk, chosen), wanted):
         log.info("%r are not all that computes in the model; it runs as a whole", blocks.path)
         return BlockWalk(context, *whole)
     return walk

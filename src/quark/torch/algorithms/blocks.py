@@ -14,7 +14,7 @@ the float model gave them), and blocks that change their inputs in place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import field, replace
 from functools import partial
@@ -210,8 +210,11 @@ def record(
     with store.recording():
         found = recorded(model, blocks, [first_one], store.host)
     if others and found is not None:
-        alone = recorded(model, blocks, [first_one], store.host, found.values)
-        if alone is not None and equal_arguments(alone.calls, found.calls):
+        wholes: dict[int, Stream | None] = {0: found}
+        for k in kinds(samples)[1:]:
+            with store.recording():
+                wholes[k] = recorded(model, blocks, [samples[k]], store.host)
+        if all(is_alike(model, blocks, samples[k], found.values, whole) for k, whole in wholes.items()):
             rest = recorded(model, blocks, others, store.host, found.values)
         else:
             with store.recording():
@@ -221,6 +224,29 @@ def record(
         log.info("the modules of %r do not hand one hidden state on; the model is tuned as one block", blocks.path)
         return whole
     return blocks, found
+
+
+def is_alike(model: nn.Module, blocks: Blocks, sample: Any, values: int | None, whole: Stream | None) -> bool:
+    """Whether blocks that hand on what enters let all others be called as ``whole`` has it, where all run."""
+    alone = recorded(model, blocks, [sample], whole is not None and whole.host, values)
+    return whole is not None and alone is not None and equal_arguments(alone.calls, whole.calls)
+
+
+def kinds(samples: Sequence[Any]) -> list[int]:
+    """The first sample of each kind: those with the same parts, which may take a way of their own through a model."""
+    found: dict[Any, int] = {}
+    for k, sample in enumerate(samples):
+        found.setdefault(form(sample), k)
+    return list(found.values())
+
+
+def form(value: Any) -> Any:
+    """What a value is made of; sizes do not count."""
+    if isinstance(value, Mapping):
+        return tuple(sorted((str(key), form(part)) for key, part in value.items() if part is not None))
+    if isinstance(value, (list, tuple)):
+        return tuple(form(part) for part in value)
+    return (value.dim(), value.dtype) if isinstance(value, torch.Tensor) else type(value)
 
 
 def recorded(
