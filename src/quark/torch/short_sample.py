@@ -1,8 +1,8 @@
-"""The sample that experiments on a model run on: made, or a short window of a given one."""
+"""The samples that experiments on a model run on: one that is made, a short window of a given one, one of each kind."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,3 +75,20 @@ def cut(sample: Any, ids: torch.Tensor, part: tuple[slice, slice]) -> Any:
     if isinstance(sample, Mapping):
         return {name: value[part] if isinstance(value, torch.Tensor) else value for name, value in sample.items()}
     return ids[part]
+
+
+def kinds(samples: Sequence[Any]) -> list[int]:
+    """The first sample of each kind: those with the same parts, which may take a way of their own through a model."""
+    found: dict[Any, int] = {}
+    for k, sample in enumerate(samples):
+        found.setdefault(form(sample), k)
+    return list(found.values())
+
+
+def form(value: Any) -> Any:
+    """What a value is made of; sizes do not count."""
+    if isinstance(value, Mapping):
+        return tuple(sorted((str(key), form(part)) for key, part in value.items() if part is not None))
+    if isinstance(value, (list, tuple)):
+        return tuple(form(part) for part in value)
+    return (value.dim(), value.dtype) if isinstance(value, torch.Tensor) else type(value)

@@ -20,21 +20,13 @@ from torch import nn
 
 from quark.dataclass import dataclass
 from quark.errors import known
-from quark.torch.algorithms.blocks import (
-    Blocks,
-    Stream,
-    equal_arguments,
-    find_blocks,
-    handing_on,
-    kinds,
-    record,
-    recorded,
-)
+from quark.torch.algorithms.blocks import Blocks, Stream, equal_arguments, find_blocks, handing_on, record, recorded
 from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.trial import quantizing
 from quark.torch.calibration import without_cache
 from quark.torch.matching import Match
 from quark.torch.outputs import tensors_of
+from quark.torch.short_sample import kinds
 from quark.torch.structure import run_model
 
 log = logging.getLogger(__name__)
@@ -86,14 +78,13 @@ def walk_of(context: ModelContext, path: str) -> BlockWalk:
         context: the float model, with samples.
         path: where the blocks are; empty: found.
     """
-    whole = Blocks("", {"": context.model}), Stream(list(context.samples))
     blocks, stream = record(context.model, find_blocks(context.model, path), context.samples, context.store)
     walk, chosen = BlockWalk(context, blocks, stream), kinds(context.samples)
     with context.store.recording():
         wanted = [rows_of(run_model(context.model, context.samples[k])) for k in chosen]
     if blocks.path and not equal_arguments(answers(walk, chosen), wanted):
         log.info("%r are not all that computes in the model; it runs as a whole", blocks.path)
-        return BlockWalk(context, *whole)
+        return BlockWalk(context, Blocks("", {"": context.model}), Stream(list(context.samples)))
     return walk
 
 

@@ -14,7 +14,7 @@ the float model gave them), and blocks that change their inputs in place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import field, replace
 from functools import partial
@@ -29,6 +29,7 @@ from quark.torch.algorithms.context import BlockStore
 from quark.torch.calibration import arguments_of, device_of, run, without_cache
 from quark.torch.first_input import attached, first_input, with_input
 from quark.torch.layers import kind_of
+from quark.torch.short_sample import kinds
 
 log = logging.getLogger(__name__)
 
@@ -230,23 +231,6 @@ def is_alike(model: nn.Module, blocks: Blocks, sample: Any, values: int | None, 
     """Whether blocks that hand on what enters let all others be called as ``whole`` has it, where all run."""
     alone = recorded(model, blocks, [sample], whole is not None and whole.host, values)
     return whole is not None and alone is not None and equal_arguments(alone.calls, whole.calls)
-
-
-def kinds(samples: Sequence[Any]) -> list[int]:
-    """The first sample of each kind: those with the same parts, which may take a way of their own through a model."""
-    found: dict[Any, int] = {}
-    for k, sample in enumerate(samples):
-        found.setdefault(form(sample), k)
-    return list(found.values())
-
-
-def form(value: Any) -> Any:
-    """What a value is made of; sizes do not count."""
-    if isinstance(value, Mapping):
-        return tuple(sorted((str(key), form(part)) for key, part in value.items() if part is not None))
-    if isinstance(value, (list, tuple)):
-        return tuple(form(part) for part in value)
-    return (value.dim(), value.dtype) if isinstance(value, torch.Tensor) else type(value)
 
 
 def recorded(
