@@ -215,7 +215,7 @@ def record(
         for k in kinds(samples)[1:]:
             with store.recording():
                 wholes[k] = recorded(model, blocks, [samples[k]], store.host)
-        if all(is_alike(model, blocks, samples[k], found.values, whole) for k, whole in wholes.items()):
+        if all(calls_agree(model, blocks, samples[k], found.values, whole) for k, whole in wholes.items()):
             rest = recorded(model, blocks, others, store.host, found.values)
         else:
             with store.recording():
@@ -227,7 +227,7 @@ def record(
     return blocks, found
 
 
-def is_alike(model: nn.Module, blocks: Blocks, sample: Any, values: int | None, whole: Stream | None) -> bool:
+def calls_agree(model: nn.Module, blocks: Blocks, sample: Any, values: int | None, whole: Stream | None) -> bool:
     """Whether blocks that hand on what enters let all others be called as ``whole`` has it, where all run."""
     alone = recorded(model, blocks, [sample], whole is not None and whole.host, values)
     return whole is not None and alone is not None and equal_arguments(alone.calls, whole.calls)
