@@ -27,6 +27,7 @@ from quark.cli.app import app
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "vocab_size": 64}
 TOKENS = "\n".join(json.dumps({"input_ids": [(7 * row + k) % 64 for k in range(16)]}) for row in range(4))
+DATA = ("--data", "tokens.jsonl")
 SCHEME = ("--scheme", "int4_wo_32")
 
 
@@ -103,5 +104,11 @@ def compare(work: Path, backend: str, there: Callable[..., str]) -> None:
     for path in sorted((work / f"serial-{backend}").glob("*.safetensors")):
         assert (work / f"cluster-{backend}" / path.name).read_bytes() == path.read_bytes()
 
-    layers = ("torch", "sensitivity", "llama", *SCHEME, "--data", "tokens.jsonl", "--samples", "2", "--seq-len", "16")
+    tuned = (*files, *DATA, "--seq-len", "16", "--batch-size", "1", "--algorithm", "gptaq")
+    quark(work, *tuned, "-o", f"tuned-{backend}-1")
+    there(work, *tuned, "-o", f"tuned-{backend}-2", *several)
+    for path in sorted((work / f"tuned-{backend}-1").glob("*.safetensors")):
+        assert (work / f"tuned-{backend}-2" / path.name).read_bytes() == path.read_bytes()
+
+    layers = ("torch", "sensitivity", "llama", *SCHEME, *DATA, "--samples", "2", "--seq-len", "16")
     assert told(there(work, *layers, "--json", *several)) == told(quark(work, *layers, "--json"))

@@ -268,7 +268,9 @@ class FileByFile(Schemed):
         str | None,
         typer.Option(metavar="SIZE", help="Tensors per file at most, such as 5GB; else a file for each of the source."),
     ] = None
-    workers: Annotated[int, typer.Option(min=1, max=parallel.MOST, help="Files that are made at once.")] = 1
+    workers: Annotated[
+        int, typer.Option(min=1, max=parallel.MOST, help="Files, and parts of the samples in a block, at once.")
+    ] = 1
     backend: Backend = None
     device: Device = "cpu"
     threads: Threads = None

@@ -19,6 +19,7 @@ from quark.algorithms.autoround import Learned
 from quark.dataclass import dataclass
 from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
 from quark.torch.algorithms.context import ModelContext, float_weights, set_matrix
+from quark.torch.algorithms.crew import advance, each_sample
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.inputs import answer_of
 from quark.torch.algorithms.tune import check_inside, float_copy, say_untuned, wanted
@@ -63,19 +64,24 @@ def run_autoround(context: ModelContext, config: AutoRoundConfig) -> None:
     clean = stream.copy()
 
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
-        stream, clean = streams
+        run, clean = BlockRun(name, block, streams[0]), streams[1]
         with torch.no_grad():
             reference = float_copy(block)
-            goals = [clean.waiting(answer_of(BlockRun(name, reference, clean), k)) for k in range(len(stream.hidden))]
+            goals = each_sample(waiting_answer, BlockRun(name, reference, clean), context.workers)
         if again is None:
-            learn_block(context, config, BlockRun(name, block, stream), goals)
+            learn_block(context, config, run, goals)
         else:
             again()
         with torch.no_grad():
-            return [stream.advance(name, block), clean.behind(name, goals)]
+            return [advance(run, context.workers), clean.behind(name, goals)]
 
     with float_weights(context):
         walk(context.store, blocks, [stream, clean], work)
+
+
+def waiting_answer(run: BlockRun, k: int) -> torch.Tensor:
+    """What a block answers to sample ``k``, where hidden states wait."""
+    return run.stream.waiting(answer_of(run, k))
 
 
 def learn_block(context: ModelContext, config: AutoRoundConfig, run: BlockRun, goals: list[torch.Tensor]) -> None:

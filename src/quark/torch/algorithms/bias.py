@@ -31,6 +31,7 @@ from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import BlockRun, Enough, Stream, find_blocks, record
 from quark.torch.algorithms.cle import answers_of
 from quark.torch.algorithms.context import ModelContext
+from quark.torch.algorithms.crew import advance
 from quark.torch.algorithms.gain import amplify, last_layers, rows
 from quark.torch.algorithms.inputs import answer_of, find_groups
 from quark.torch.algorithms.walk import Again, walk
@@ -157,11 +158,12 @@ def run_bias_correction(context: ModelContext, config: BiasCorrectionConfig, kno
 
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
         nonlocal corrected
+        run = BlockRun(name, block, streams[0])
         if again is None:
-            corrected += correct_block(context, items, known, BlockRun(name, block, streams[0]))
+            corrected += correct_block(context, items, known, run)
         else:
             again()
-        return [streams[0].advance(name, block)]
+        return [advance(run, context.workers)]
 
     walk(context.store, blocks, [stream], work)
     said = log.info if corrected else log.warning

@@ -125,9 +125,12 @@ class Stream:
 
     def advance(self, name: str, block: nn.Module) -> Stream:
         """The stream behind a block; what the block was called with is forgotten. Nothing is behind the last one."""
-        last = name and not any(other != name for other in self.calls)
-        hidden = [] if last else [self.handed_on(name, block, k) for k in range(len(self.hidden)) if name]
-        return self.behind(name, hidden)
+        count = 0 if not name or self.ends_with(name) else len(self.hidden)
+        return self.behind(name, [self.handed_on(name, block, k) for k in range(count)])
+
+    def ends_with(self, name: str) -> bool:
+        """Whether the block called ``name`` is the last one."""
+        return not any(other != name for other in self.calls)
 
     def behind(self, name: str, hidden: list[Any]) -> Stream:
         """As ``advance``, of a block that has run already and handed on ``hidden``."""
@@ -173,10 +176,6 @@ class BlockRun:
     def handed_on(self, k: int) -> Any:
         """The hidden state that it makes of sample ``k``, where hidden states wait."""
         return self.stream.handed_on(self.name, self.block, k)
-
-    def advance(self) -> Stream:
-        """The stream behind it."""
-        return self.stream.advance(self.name, self.block)
 
 
 def first(output: Any) -> Any:

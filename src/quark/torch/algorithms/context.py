@@ -116,6 +116,7 @@ class ModelContext:
         found: which layer becomes what.
         undo: through which every change goes.
         store: of the decoder blocks.
+        workers: that share the work on a block, by joblib; None: as its ``parallel_config`` says.
     """
 
     model: nn.Module
@@ -123,6 +124,7 @@ class ModelContext:
     found: Matches
     undo: Undo
     store: BlockStore = field(default_factory=BlockStore)
+    workers: int | None = None
 
     def layers(self) -> dict[nn.Module, Match]:
         """The layers whose weight is quantized and which multiply rows of features by a matrix (Linear, Conv1D)."""

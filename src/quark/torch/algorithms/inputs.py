@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -19,10 +20,14 @@ from torch import nn
 
 from quark.dataclass import dataclass
 from quark.torch.algorithms.blocks import BlockRun, Enough
+from quark.torch.algorithms.crew import PARTS, in_parts, shared_out
 from quark.torch.first_input import attached, first_input
+from quark.torch.layers import known_kind, own_parameter
 from quark.torch.outputs import answer
 from quark.torch.quantized_layer import QuantLayer
 from quark.torch.structure import run_model
+
+TOGETHER = 1 << 30  # bytes of the sums of several groups (experts), above which all samples are one part: two are held
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,14 @@ class Sums:
     hessian: torch.Tensor
     cross: torch.Tensor | None = None
     count: int = 0
+
+    def with_those(self, other: Sums) -> Sums:
+        """These sums, with those of other samples added."""
+        self.hessian += other.hessian
+        if self.cross is not None and other.cross is not None:
+            self.cross += other.cross
+        self.count += other.count
+        return self
 
     def add(self, x: torch.Tensor, other: torch.Tensor | None = None) -> None:
         """Take in the rows of ``x`` [.., features] and of its float copy."""
@@ -154,14 +167,35 @@ def same(x: torch.Tensor, y: torch.Tensor) -> bool:
     return (x.data_ptr(), x.shape, x.stride(), x._version) == (y.data_ptr(), y.shape, y.stride(), y._version)
 
 
-def collect(run: BlockRun, groups: list[SharedInput], reference: BlockRun | None = None) -> dict[SharedInput, Sums]:
-    """The sums of ``groups``, all in one run of the block per sample.
+def collect(
+    run: BlockRun, groups: list[SharedInput], reference: BlockRun | None = None, workers: int | None = 1
+) -> dict[SharedInput, Sums]:
+    """The sums of ``groups``, all in one run of the block per sample: sums over parts of the samples.
 
     Args:
         run: the block and what enters it.
         groups: of which the sums are wanted; experts that no sample reaches are missing in the result.
         reference: the float block and what enters it.
+        workers: that share the parts.
     """
+    most = PARTS if len(groups) == 1 or bytes_of(run.block, groups) <= TOGETHER else 1
+    others = repeat(None) if reference is None else in_parts(reference, most)
+    tasks = ((part, groups, other) for part, other in zip(in_parts(run, most), others, strict=False))
+    sums: dict[SharedInput, Sums] = {}
+    for found in shared_out(collect_part, tasks, workers):
+        for group, own in found.items():
+            sums[group] = sums[group].with_those(own) if group in sums else own
+    return sums
+
+
+def bytes_of(block: nn.Module, groups: list[SharedInput]) -> int:
+    """Bytes of the sums of groups."""
+    layers = [block.get_submodule(group.layers[0]) for group in groups]
+    return sum(4 * own_parameter(layer).shape[0 if known_kind(layer).transposed else 1] ** 2 for layer in layers)
+
+
+def collect_part(run: BlockRun, groups: list[SharedInput], reference: BlockRun | None) -> dict[SharedInput, Sums]:
+    """``collect``, one sample after the other."""
     sums: dict[SharedInput, Sums] = {}
     modules = dict(run.block.named_modules())
     heads = {group.layers[0]: group for group in groups}

@@ -30,6 +30,7 @@ from quark.numerics.elements import Int
 from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
 from quark.torch.algorithms.context import ModelContext
+from quark.torch.algorithms.crew import advance
 from quark.torch.algorithms.inputs import answer_of, are_alike, find_groups, read
 from quark.torch.algorithms.tune import float_copy
 from quark.torch.algorithms.walk import Again, walk
@@ -82,7 +83,7 @@ def run_reconstruction(context: ModelContext, config: Config) -> None:
             trained += train_block(context, config, items, pair)
         else:
             again()
-        return [pair.own.advance(), pair.reference.advance()]
+        return [advance(run, context.workers) for run in (pair.own, pair.reference)]
 
     walk(context.store, blocks, [stream, clean], work)
     said = log.info if trained else log.warning

@@ -25,6 +25,7 @@ from quark.errors import ConfigError, unknown
 from quark.numerics.replay import recordings
 from quark.torch.algorithms.blocks import BlockRun, Stream, find_blocks, record
 from quark.torch.algorithms.context import ModelContext, float_weights, matrix, set_matrix
+from quark.torch.algorithms.crew import advance, shared_out
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.inputs import SharedInput, Sums, collect, find_groups
 from quark.torch.algorithms.walk import Again, walk
@@ -98,7 +99,7 @@ def tune(context: ModelContext, rounder: Rounder, inside: list[str], path: str =
         else:
             again()
             moved = True
-        return [one.advance() for one in runs]
+        return [advance(one, context.workers) for one in runs]
 
     with float_weights(context), recordings(), bars() as update:
         walk(context.store, blocks, streams, work, partial(update, "tune"))
@@ -117,31 +118,64 @@ def tune_block(
         log.warning("no sample reached %s in %r; their weights are rounded to nearest", ", ".join(unreached), name)
     moved = False
     for batch in batches(groups, inside, whole=not name):
-        for group, sums in collect(run, batch, reference).items():
-            rounding = rounder(sums)
-            for layer in group.layers:
-                moved |= round_layer(context, items[layers[layer]], rounding, sums)
+        found = collect(run, batch, reference, context.workers)
+        batched = [[items[layers[layer]] for layer in group.layers] for group in found]
+        tasks = ((rounder, sums, list(map(task_of, own))) for own, sums in zip(batched, found.values(), strict=True))
+        workers = context.workers if len(found) > 1 else 1
+        for own, results in zip(batched, shared_out(round_group, tasks, workers), strict=True):
+            for item, rounded in zip(own, results, strict=True):
+                rounded.put(context, item)
+                moved |= rounded.moved
     return moved
 
 
-def round_layer(
-    context: ModelContext, item: Match, rounding: Callable[[RoundingTask], torch.Tensor], sums: Sums
-) -> bool:
-    """Round one weight, and keep the better of the result and of rounding to nearest, row by row; if they differ."""
+@dataclass(frozen=True)
+class Rounded:
+    """A weight that was rounded.
+
+    Attributes:
+        values: [out, in], on the grid.
+        scales: of the parts of its quantizer.
+        moved: a value is other than rounded to nearest.
+    """
+
+    values: torch.Tensor
+    scales: list[Parameters]
+    moved: bool
+
+    def put(self, context: ModelContext, item: Match) -> None:
+        """Give them to a layer."""
+        set_matrix(context, item, self.values)
+        for part, own in zip(parts(weight_quantizer(item.layer.module)), self.scales, strict=True):
+            part.scale, part.zero_point = own
+
+
+def task_of(item: Match) -> RoundingTask:
+    """The weight of a layer."""
     module, kind = item.layer.module, item.layer.kind
     weight, quantizer = matrix(module, kind), weight_quantizer(module)
     grid = grid_of(quantizer, weight.T if kind.transposed else weight)
-    job = RoundingTask(weight, grid.transposed if kind.transposed else grid, quantizer, kind.transposed)
-    nearest, before = job.quantized(weight), [(part.scale, part.zero_point) for part in parts(job.quantizer)]
-    for part in parts(job.quantizer):
+    return RoundingTask(weight, grid.transposed if kind.transposed else grid, quantizer, kind.transposed)
+
+
+def round_group(rounder: Rounder, sums: Sums, tasks: list[RoundingTask]) -> list[Rounded]:
+    """Round the weights of layers that read one tensor."""
+    rounding = rounder(sums)
+    return [round_layer(rounding, sums, task) for task in tasks]
+
+
+def round_layer(rounding: Callable[[RoundingTask], torch.Tensor], sums: Sums, task: RoundingTask) -> Rounded:
+    """Round one weight: the better of the result and of rounding to nearest, row by row."""
+    weight, own = task.weight, list(parts(task.quantizer))
+    nearest, before = task.quantized(weight), [(part.scale, part.zero_point) for part in own]
+    for part in own:
         part.scale, part.zero_point = (None if x is None else x.clone() for x in (part.scale, part.zero_point))
-    tuned = job.quantized(rounding(job))
+    tuned = task.quantized(rounding(task))
     worse = loss_added(tuned, nearest, weight, sums) > 0
     better = torch.where(worse[:, None], nearest, tuned)
-    set_matrix(context, item, better)
-    for part, old in zip(parts(job.quantizer), before, strict=True):
-        put_back(part, old, worse, rows=1 if kind.transposed else 0)
-    return not torch.equal(better, nearest)
+    for part, old in zip(own, before, strict=True):
+        put_back(part, old, worse, rows=1 if task.transposed else 0)
+    return Rounded(better, [(part.scale, part.zero_point) for part in own], not torch.equal(better, nearest))
 
 
 def loss_added(values: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, sums: Sums) -> torch.Tensor:

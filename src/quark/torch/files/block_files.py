@@ -220,6 +220,7 @@ class RunInFiles:
         journal: of the job, with what is finished.
         samples: as ``quantize_model`` takes them.
         device: where blocks run, and what is outside of them.
+        workers: that share the work on a block.
     """
 
     checkpoint: Checkpoint
@@ -228,6 +229,7 @@ class RunInFiles:
     journal: Journal
     samples: Sequence[Any] = ()
     device: str = "cpu"
+    workers: int | None = 1
 
     def opened(self) -> tuple[Skeleton, Matches]:
         """The model without weights, and its quantized layers."""

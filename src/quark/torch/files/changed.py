@@ -70,7 +70,7 @@ def changed_model(job: RunInFiles, early: Sequence[AlgoConfig]) -> Changes:
     tied = is_tied(model)
     before = outside(store)
     with evaluating(model):
-        run_algorithms(early, ModelContext(model, list(job.samples), found, Undo(), store), tunes=False)
+        run_algorithms(early, ModelContext(model, list(job.samples), found, Undo(), store, job.workers), tunes=False)
     new = {name: value for name, value in outside(store).items() if value is not before[name]}
     store.tensors.update(store.write(OUTSIDE, {name: value.detach() for name, value in new.items()}))
     moved = {name: stored for name, stored in store.tensors.items() if stored is not skeleton.tensors.get(name)}

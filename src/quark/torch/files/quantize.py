@@ -267,7 +267,8 @@ def quantize_checkpoint(
         config: how; of the algorithms all but SVDQuant, and one of those that tune.
         pack_method: order of 4-bit codes in a word, "reorder" or "order".
         device: where tensors are quantized, and where blocks run on samples, one at a time.
-        workers: files made at once, by processes of joblib; None: as joblib's ``parallel_config`` says.
+        workers: files made at once, by processes of joblib, and parts of the samples that run through a block at once
+            for an algorithm that tunes; None: as joblib's ``parallel_config`` says.
         samples: for static activations and algorithms, as ``quantize_model`` takes them.
         describe: writes what is to lie beside the tensors (a model card) into ``target``, before it is marked as done.
         program: that will read it, if it is known, as ``export_safetensors`` takes it.
@@ -332,7 +333,7 @@ def quantize_float(checkpoint: Checkpoint, goal: Path, config: QConfig, how: Job
     made = is_detour(goal) or not goal.exists()
     journal = begin(goal, identity_of(checkpoint, {**entry_of(config), **told_too}, how.device, samples))
     with held(goal, journal, made):
-        over = RunInFiles(checkpoint, config, plan, journal, samples or (), how.device)
+        over = RunInFiles(checkpoint, config, plan, journal, samples or (), how.device, how.workers)
         scales = static_scales(over) if static else {}
         changes = changed_model(over, stages.change)
         jobs = jobs_of(

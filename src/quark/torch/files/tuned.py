@@ -147,7 +147,8 @@ def tuned_weights(job: RunInFiles, algorithm: AlgoConfig, changes: Changes) -> T
         prepare(found, ranges=False)
         find_targets(model, job.config).attach(undo)
         model.eval()
-        run_algorithms([algorithm], ModelContext(model, list(job.samples), found, store.undo, store), tunes=True)
+        context = ModelContext(model, list(job.samples), found, store.undo, store, job.workers)
+        run_algorithms([algorithm], context, tunes=True)
     paths = {block: journal.file(entry_of(block)) for block in blocks}
     return {
         f"{name}.{key}": path
