@@ -36,7 +36,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clusters")
     onnx.save(models.cnn(), folder / "cnn.onnx")
     config = transformers.LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=4)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder / "llama", max_shard_size="60KB")
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(folder / "llama", max_shard_size="60KB")
     (folder / "tokens.jsonl").write_text(TOKENS)
     (folder / "scratch").mkdir()
     return folder

@@ -37,12 +37,20 @@ def before_calls(function: Callable[..., Any], *positional: Any) -> Iterator[Non
         del _BEFORE[function]
 
 
-def _prepared(before: Mapping[Callable[..., Any], tuple[Any, ...]], call: Call) -> Any:
+class _Sealed:
+    """What a call returned, in one piece: Dask looks into lists for what it writes itself, and waits for ever where it
+    cannot (tensors of bfloat16)."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _elsewhere(before: Mapping[Callable[..., Any], tuple[Any, ...]], call: Call) -> _Sealed:
     """A call in a process of its own."""
     for function, positional in before.items():
         function(*positional)
     function, positional, named = call
-    return function(*positional, **named)
+    return _Sealed(function(*positional, **named))
 
 
 def delayed(function: Callable[..., Any], *positional: Any) -> Call:
@@ -75,17 +83,21 @@ def results(
         raise ConfigError(f"workers is {workers}; at most {MOST} are taken")
 
     backend, _ = joblib.parallel.get_active_backend(prefer=prefer)
-    if _BEFORE and not getattr(backend, "supports_sharedmem", False):
-        calls = (delayed(_prepared, dict(_BEFORE), call) for call in calls)
+    if not getattr(backend, "supports_sharedmem", False):
+        calls = (delayed(_elsewhere, dict(_BEFORE), call) for call in calls)
     streams = bool(getattr(backend, "supports_return_generator", False))
     kind = "list" if not streams else "generator" if ordered else "generator_unordered"
     parallel = joblib.Parallel(workers, prefer=prefer, return_as=kind, pre_dispatch=ahead, batch_size=1)
     if streams:
-        yield from parallel(calls)
+        yield from map(_opened, parallel(calls))
         return
     waiting, size = iter(calls), PORTION * max(1, joblib.effective_n_jobs(workers))
     while portion := list(islice(waiting, size)):
-        yield from parallel(portion)
+        yield from map(_opened, parallel(portion))
+
+
+def _opened(found: Any) -> Any:
+    return found.value if isinstance(found, _Sealed) else found
 
 
 def in_threads(calls: Iterable[Call], workers: int) -> Iterator[Any]:
@@ -93,6 +105,14 @@ def in_threads(calls: Iterable[Call], workers: int) -> Iterator[Any]:
     if workers == 1 and is_serial():
         return (function(*positional, **named) for function, positional, named in calls)
     return results(calls, workers, "threads")
+
+
+def count(workers: int | None, prefer: Literal["threads", "processes"]) -> int:
+    """How many workers ``results`` has; ``prefer``: where joblib is set to nothing."""
+    import joblib
+
+    backend, set_to = joblib.parallel.get_active_backend(prefer=prefer)
+    return max(1, backend.effective_n_jobs(n_jobs=set_to if workers is None else workers))
 
 
 def shares_memory(prefer: Literal["threads", "processes"] = "threads") -> bool:

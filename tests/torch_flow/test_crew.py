@@ -72,7 +72,7 @@ def test_threads_find_the_bits_of_a_serial_run(name: str, experts: nn.Module, ta
     alone = {"hqq"}  # of one weight and the next, on no sample
     whole = {"gptq", "gptaq", "qronos"}
     assert bool(tasks) == (name not in alone)
-    assert ("round_group" in tasks) == ("collect_part" in tasks) == (name in whole)
+    assert ("round_group" in tasks) == ("collect_parts" in tasks) == (name in whole)
 
 
 @pytest.mark.slow
@@ -107,10 +107,31 @@ def test_a_process_computes_with_the_threads_of_its_driver() -> None:
     assert {threads for _, threads in found} == {1}
 
 
+def written(some: str, others: str) -> str:
+    return f"({some} + {others})"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("tasks", [1, 2, 4, 8])
+def test_sums_are_those_of_the_same_pairs_however_many_work(count: int, tasks: int) -> None:
+    names = [str(k) for k in range(count)]
+    shares = crew.halves(names, tasks)
+    assert [name for own in shares for name in own] == names and len(shares) <= tasks
+    found = [crew.joined(own, len(own), crew.PARTS, written) for own in shares]
+    assert crew.joined(found, count, tasks, written) == crew.joined(names, count, crew.PARTS, written)
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, 1), (2, 2), (3, 4), (4, 4), (8, 8), (40, 8)])
+def test_as_many_tasks_as_workers_or_a_few_more(workers: int, expected: int) -> None:
+    assert crew.at_once(workers) == expected
+    with joblib.parallel_config("threading", n_jobs=workers):
+        assert crew.at_once(None) == expected
+
+
 @pytest.mark.parametrize("count", [0, 1, 3, 8, 9, 20])
 def test_parts_are_all_samples_once_in_their_order(count: int) -> None:
     stream = Stream(list(range(count)), {"a": [((k,), {}) for k in range(count)], "b": [((), {})] * count})
-    parts = crew.in_parts(BlockRun("a", nn.Identity(), stream))
+    parts = [crew.on(BlockRun("a", nn.Identity(), stream), part) for part in crew.parts_of(count)]
     assert len(parts) == min(count, crew.PARTS)
     assert [k for part in parts for k in part.stream.hidden] == list(range(count))
     assert [args for part in parts for args, _ in part.stream.calls["a"]] == [(k,) for k in range(count)]

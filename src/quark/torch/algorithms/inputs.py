@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
-from itertools import repeat
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -20,14 +20,14 @@ from torch import nn
 
 from quark.dataclass import dataclass
 from quark.torch.algorithms.blocks import BlockRun, Enough
-from quark.torch.algorithms.crew import PARTS, in_parts, shared_out
+from quark.torch.algorithms.crew import PARTS, at_once, halves, joined, on, parts_of, shared_out
 from quark.torch.first_input import attached, first_input
 from quark.torch.layers import known_kind, own_parameter
 from quark.torch.outputs import answer
 from quark.torch.quantized_layer import QuantLayer
 from quark.torch.structure import run_model
 
-TOGETHER = 1 << 30  # bytes of the sums of several groups (experts), above which all samples are one part: two are held
+TOGETHER = 1 << 28  # bytes of the sums of several groups (experts), above which all samples are one part: four are held
 
 
 @dataclass(frozen=True)
@@ -178,13 +178,21 @@ def collect(
         reference: the float block and what enters it.
         workers: that share the parts.
     """
-    most = PARTS if len(groups) == 1 or bytes_of(run.block, groups) <= TOGETHER else 1
-    others = repeat(None) if reference is None else in_parts(reference, most)
-    tasks = ((part, groups, other) for part, other in zip(in_parts(run, most), others, strict=False))
-    sums: dict[SharedInput, Sums] = {}
-    for found in shared_out(collect_part, tasks, workers):
-        for group, own in found.items():
-            sums[group] = sums[group].with_those(own) if group in sums else own
+    parts = parts_of(len(run), PARTS if len(groups) == 1 or bytes_of(run.block, groups) <= TOGETHER else 1)
+    if not parts:
+        return {}
+    count = at_once(workers)
+    sizes = ([len(part) for part in own] for own in halves(parts, count))
+    spans = [range(own[0].start, own[-1].stop) for own in halves(parts, count)]
+    others = (None if reference is None else on(reference, span) for span in spans)
+    tasks = ((on(run, span), own, groups, other) for span, own, other in zip(spans, sizes, others, strict=True))
+    return joined(shared_out(collect_parts, tasks, workers), len(parts), count, with_those)
+
+
+def with_those(sums: dict[SharedInput, Sums], others: dict[SharedInput, Sums]) -> dict[SharedInput, Sums]:
+    """Sums over some samples, with those over others added."""
+    for group, own in others.items():
+        sums[group] = sums[group].with_those(own) if group in sums else own
     return sums
 
 
@@ -192,6 +200,16 @@ def bytes_of(block: nn.Module, groups: list[SharedInput]) -> int:
     """Bytes of the sums of groups."""
     layers = [block.get_submodule(group.layers[0]) for group in groups]
     return sum(4 * own_parameter(layer).shape[0 if known_kind(layer).transposed else 1] ** 2 for layer in layers)
+
+
+def collect_parts(
+    run: BlockRun, sizes: list[int], groups: list[SharedInput], reference: BlockRun | None
+) -> dict[SharedInput, Sums]:
+    """``collect`` of parts of so many samples, one after the other."""
+    bounds = [0, *accumulate(sizes)]
+    spans = [range(*pair) for pair in pairwise(bounds)]
+    found = (collect_part(on(run, span), groups, None if reference is None else on(reference, span)) for span in spans)
+    return joined(found, len(sizes), PARTS, with_those)
 
 
 def collect_part(run: BlockRun, groups: list[SharedInput], reference: BlockRun | None) -> dict[SharedInput, Sums]:
