@@ -11,11 +11,11 @@ import pytest
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, DataError
 from quark.observers import entropy, mse, non_overflow
-from quark.observers.histogram import TAIL, Histogram
+from quark.observers.histogram import BLOCK, TAIL, Histogram
 from quark.observers.outlined import Outlined, outlined
 from quark.observers.percentile import search
 from quark.observers.registry import SEARCHES
-from quark.observers.tails import BLOCK, Tail, Tails, quantiles
+from quark.observers.tails import Tail, Tails, quantiles
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ kept as they are, so that quantiles far out are exact.
 The first 16384 values are kept as they are, and later ones wait until so many have come together: a histogram of few
 values is exact, and small samples cost what they hold instead of a pass over the bins.
 
-Memory: 143 KiB per sign, twice as much from 2^31 values on. Counting overlaps the next inference: all passes but the
-last release the interpreter lock, and that one (``add.at``, faster than ``bincount``) holds it for 0.1 ms. A sample is
-counted in a small array that stays in the cache: in the counts themselves, which other tensors drove out, it would take
-twice as long.
+Memory: 143 KiB per sign, twice as much from 2^31 values on. Counting (``quark.observers.patterns``) overlaps the next
+inference: all passes but the last release the interpreter lock, and that one (``add.at``, faster than ``bincount``)
+holds it for 0.1 ms.
 Not handled: float64 beyond the float32 range (an error, as infinity).
 """
 
@@ -34,23 +33,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from quark.errors import ConfigError
+from quark.observers.patterns import BELOW, LARGEST, OCTAVES, SPARSE, count_patterns
 from quark.observers.statistics import State, extremes, flattened
 
 PER_OCTAVE = 2048
 #: Fewer bins would not carry the searches; more than these gain nothing.
 FEWEST, MOST = 16, 1 << 16
-OCTAVES = 16
 TAIL = 512
 BLOCK = 1 << 10
 CHUNK = 32 * BLOCK
 PATIENCE = 1 << 14
-LARGEST = (1 << 31) - 1
-SPARSE = 4  # bits of the fewest points an octave keeps for the searches, and of the bins below the kept octaves
-BELOW = 240 << SPARSE  # bins of the octaves that may lie below the kept ones
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 Own = TypeVar("Own", bound="Histogram")
-Scratch = tuple[np.ndarray, np.ndarray, np.ndarray]
 Bins = tuple[np.ndarray, np.ndarray, np.ndarray]
 #: Smallest and largest value of every block.
 Blocks = tuple[np.ndarray, np.ndarray]
@@ -158,12 +153,7 @@ class Histogram:
         """Count values, for which there is room, each ``times`` times."""
         self._have(1 + negative)
         self._counts = self._wide_enough(flat.size * times)
-        kind = self._counts.dtype.type
-        found, scratch = np.zeros((1 + negative) * self._bins, kind), scratch_for(min(flat.size, CHUNK))
-        for start in range(0, flat.size, CHUNK):
-            piece = flat[start : start + CHUNK]
-            np.add.at(found, _places(piece, self._lowest(), self._mantissa, negative, scratch), kind(times))
-        self._counts[: 1 + negative] += found.reshape(1 + negative, -1)
+        count_patterns(self._counts[: 1 + negative], flat, self._lowest(), self._mantissa, times)
 
     def _have(self, signs: int) -> None:
         """Make rows for so many signs."""
@@ -210,7 +200,7 @@ class Histogram:
         bound = tail[-1] if full else np.nextafter(self._outer_edge(sign), np.float32(0), dtype=np.float32)
         blocks = np.flatnonzero(largest > bound)
         if blocks.size < largest.size // 4:
-            flat = np.concatenate([flat[:0], *(flat[block * BLOCK : (block + 1) * BLOCK] for block in blocks)])
+            flat = within(flat, blocks)
         found = flat[flat > bound] if sign == 0 else -flat[flat < -bound]
         self._tails[sign] = _largest(np.concatenate([tail, found]))
 
@@ -403,31 +393,11 @@ def block_extremes(flat: np.ndarray) -> Blocks:
     return lowest, highest
 
 
-def scratch_for(size: int) -> Scratch:
-    """Arrays in which the bins of up to ``size`` values are found."""
-    return np.empty(size, np.float32), np.empty(size, np.int32), np.empty(size, np.int64)
-
-
-def _places(flat: np.ndarray, lowest: int, mantissa: int, negative: bool, scratch: Scratch) -> np.ndarray:
-    """The bins of float32 values, int64; those of negative values follow all the others.
-
-    All passes but the last work on 32-bit lanes, for which NumPy has vector instructions.
-    """
-    base, coarse_base = lowest << mantissa, lowest << SPARSE
-    magnitudes, room, places = (array[: flat.size] for array in scratch)
-    patterns = magnitudes.view(np.int32)
-    np.abs(flat, out=magnitudes)
-    np.right_shift(patterns, np.int32(23 - mantissa), out=patterns)
-    np.right_shift(patterns, np.int32(mantissa - SPARSE), out=room)
-    np.add(room, np.int32(base - coarse_base), out=room)
-    np.maximum(patterns, room, out=patterns)
-    np.subtract(patterns, np.int32(base - BELOW), out=patterns)
-    if negative:
-        np.right_shift(flat.view(np.int32), np.int32(31), out=room)
-        np.bitwise_and(room, np.int32(BELOW + (OCTAVES << mantissa)), out=room)
-        np.add(patterns, room, out=patterns)
-    places[:] = patterns
-    return places
+def within(flat: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """The values of these blocks, whose numbers ascend."""
+    whole = flat.size // BLOCK
+    found = flat[: whole * BLOCK].reshape(-1, BLOCK)[blocks[blocks < whole]].reshape(-1)
+    return np.concatenate([found, flat[whole * BLOCK :]]) if blocks.size and blocks[-1] == whole else found
 
 
 def _largest(magnitudes: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from quark.observers.histogram import BLOCK, PER_OCTAVE, Blocks, Histogram, block_extremes, rank_of
+from quark.observers.histogram import PER_OCTAVE, Blocks, Histogram, block_extremes, rank_of, within
 from quark.observers.statistics import State, extremes, flattened
 from quark.observers.values import Store, counted
 
@@ -59,7 +59,7 @@ class Tail:
         if not (blocks.size or missing):
             return
         if blocks.size < largest.size // 4:
-            flat = np.concatenate([flat[:0], *(flat[block * BLOCK : (block + 1) * BLOCK] for block in blocks)])
+            flat = within(flat, blocks)
         found = flat[flat > bound] if sign > 0 else -flat[flat < -bound]
         self.join(np.concatenate([found, np.full(max(missing - found.size, 0), bound, np.float32)]), size)
 
