@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quark.errors import ConfigError
-from quark.search import choose, knapsack
+from quark.search import knapsack
+from quark.search.knapsack import choose
 
 COSTS = st.integers(0, 40).map(float)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from quark.errors import ConfigError
-from quark.search import Study, Trial, parse_target
 from quark.search.loop import Question, cheapest, within
 from quark.search.plan_file import check_kind, read_config, write_plan
-from quark.search.target import METRICS
+from quark.search.target import METRICS, parse_target
+from quark.search.values import Study, Trial
 
 LOSSES = {"low": 4.0, "middle": 1.0, "high": 0.01}
 SIZES = {"low": 1.0, "middle": 2.0, "high": 4.0}

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quark.search import Study, Trial
 from quark.search.loop import within
 from quark.search.refine import Alone, Pair, corrected, refined
+from quark.search.values import Study, Trial
 
 SIZES = {"low": 1.0, "middle": 2.0, "high": 4.0}
 LAYERS = 30

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from quark.search import Study, Target, Trial
 from quark.search.loop import Question, cheapest, most_precise
 from quark.search.parts import how_far, parts_of, split
 from quark.search.solve import Judges, solve
+from quark.search.target import Target
 from quark.search.ties import fused, tied
+from quark.search.values import Study, Trial
 
 NAMES = ("a", "b", "c")
 

@@ -6,11 +6,3 @@ This package knows no model. A flow hands it names of layers and candidates, los
 ``quark.torch.search`` are those flows. Losses are assumed to add up (independent errors, to first order), which the
 loop in ``quark.search.loop`` corrects by measuring the plans it finds.
 """
-
-from __future__ import annotations
-
-from quark.search.knapsack import choose
-from quark.search.target import Target, parse_target
-from quark.search.values import FLOAT, Found, Study, Trial
-
-__all__ = ["FLOAT", "Found", "Study", "Target", "Trial", "choose", "parse_target"]
