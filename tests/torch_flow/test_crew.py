@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark.torch.algorithms import crew, inputs
+from quark.torch.algorithms import crew, inputs, squares
 from quark.torch.algorithms.blocks import BlockRun, Stream
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.files import quantize_checkpoint
@@ -165,6 +165,19 @@ def test_sums_of_many_experts_are_taken_once(most: int, expected: int, monkeypat
     assert {group: own.count for group, own in sums.items()} == dict.fromkeys(groups, 8)
     assert len(seen) == expected + 8
     assert torch.equal(alone[groups[0]].hessian, torch.full((32, 32), 8.0))
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 129, 300, 2100])
+def test_sums_of_squares_are_those_of_whole_products(size: int) -> None:
+    """Of whole numbers, whose sums are exact in any order."""
+    generator = torch.Generator().manual_seed(size)
+    batches = [torch.randint(-9, 10, (5, size), generator=generator).float() for _ in range(3)]
+    total = torch.zeros(size, size)
+    for rows in batches:
+        squares.add_squares(total, rows)
+    squares.complete(total)
+    whole = torch.cat(batches)
+    assert torch.equal(total, whole.T @ whole)
 
 
 def test_a_failure_in_a_worker_is_the_user_s_to_see() -> None:

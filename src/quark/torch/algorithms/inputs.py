@@ -21,6 +21,7 @@ from torch import nn
 from quark.dataclass import dataclass
 from quark.torch.algorithms.blocks import BlockRun, Enough
 from quark.torch.algorithms.crew import PARTS, at_once, halves, joined, on, parts_of, shared_out
+from quark.torch.algorithms.squares import add_squares, complete
 from quark.torch.first_input import attached, first_input
 from quark.torch.layers import known_kind, own_parameter
 from quark.torch.outputs import answer
@@ -51,7 +52,7 @@ class Sums:
     """Sums over what a group has read.
 
     Attributes:
-        hessian: sum of x x^T, [features, features].
+        hessian: sum of x x^T, [features, features]; while samples are added, without what is below the diagonal.
         cross: sum of x_float x^T, or None without a float copy.
         count: vectors seen.
     """
@@ -71,7 +72,7 @@ class Sums:
     def add(self, x: torch.Tensor, other: torch.Tensor | None = None) -> None:
         """Take in the rows of ``x`` [.., features] and of its float copy."""
         rows = x.detach().reshape(-1, x.shape[-1]).float()
-        self.hessian.addmm_(rows.T, rows)
+        add_squares(self.hessian, rows)
         self.count += len(rows)
         if other is not None:
             if self.cross is None:
@@ -186,7 +187,10 @@ def collect(
     spans = [range(own[0].start, own[-1].stop) for own in halves(parts, count)]
     others = (None if reference is None else on(reference, span) for span in spans)
     tasks = ((on(run, span), own, groups, other) for span, own, other in zip(spans, sizes, others, strict=True))
-    return joined(shared_out(collect_parts, tasks, workers), len(parts), count, with_those)
+    sums = joined(shared_out(collect_parts, tasks, workers), len(parts), count, with_those)
+    for own in sums.values():
+        complete(own.hessian)
+    return sums
 
 
 def with_those(sums: dict[SharedInput, Sums], others: dict[SharedInput, Sums]) -> dict[SharedInput, Sums]:
