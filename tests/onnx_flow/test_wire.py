@@ -1,9 +1,11 @@
-"""Whatever is in a file, reading it without its weights gives what the parser gives, or the same refusal."""
+"""Whatever is in a file, reading it without its weights gives what the parser gives, or the same refusal; writing gives
+what the serializer writes."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +17,7 @@ from tests.onnx_flow import models
 
 from quark.errors import ModelError
 from quark.onnx.graph import wire
-from quark.onnx.graph.model import data_files, load, to_proto
+from quark.onnx.graph.model import data_files, load, save, to_proto
 
 BROKEN = (DecodeError, ValueError, ModelError)
 
@@ -134,6 +136,37 @@ def test_damaged_files_end_as_the_parser_says(tmp_path: Path) -> None:
             with pytest.raises(ModelError):
                 load(path)
     assert met == {"broken", "bytes", "str"}
+
+
+def wide() -> onnx.ModelProto:
+    """A model with a large weight of every width."""
+    proto = models.cnn()
+    for kind in (TensorProto.FLOAT, TensorProto.INT4, TensorProto.FLOAT8E5M2, TensorProto.BFLOAT16, TensorProto.BOOL):
+        proto.graph.initializer.append(helper.make_tensor(f"kind{kind}", kind, [3, 1000], np.arange(3000) % 2))
+    return proto
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("make", [models.cnn, wide, lambda: everywhere(TensorProto.DOUBLE, "raw")])
+def test_a_file_is_what_the_serializer_writes(make: Any, external: bool, lazy: bool, tmp_path: Path) -> None:
+    onnx.save(make(), tmp_path / "m.onnx", save_as_external_data=external, location="m.data", size_threshold=100)
+    for given in (make(), tmp_path / "m.onnx"):
+        model = load(given)
+        for value in model.graph.initializers.values() if lazy else ():
+            held = value.const_value
+            value.const_value = ir.LazyTensor(lambda held=held: held, held.dtype, held.shape, name=held.name)
+        for value in model.graph.initializers.values():  # fields before and behind the data
+            value.const_value.doc_string, value.const_value.metadata_props["key"] = "said", "more"
+        save(model, tmp_path / "written.onnx")
+        assert (tmp_path / "written.onnx").read_bytes() == to_proto(model).SerializeToString()
+
+
+def test_what_a_protobuf_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LIMIT", 5000)
+    with pytest.raises(ModelError, match=r"does not fit into one file .*external data"):
+        save(load(wide()), tmp_path / "written.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 MANY = {

@@ -10,6 +10,7 @@ Not handled: sparse initializers (an error says so).
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -21,12 +22,12 @@ from google.protobuf.message import DecodeError, EncodeError
 from quark.errors import ModelError, ModelNotFoundError, OutputError
 from quark.files.ours import MARK, NAME
 from quark.files.outputs import Input, Output, draft_of
-from quark.ir.surgery import in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
+from quark.ir.surgery import in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes, tensor_of
 from quark.ir.walk import all_nodes, graphs_of
 from quark.onnx.graph import wire
 from quark.onnx.graph.admission import REPAIRS, check_proto, refusal
 from quark.onnx.graph.other_formats import other_format
-from quark.onnx.graph.weightless import swapped
+from quark.onnx.graph.weightless import large_initializers, swapped
 from quark.reading import reason_of, regular_file
 
 ModelInput: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
@@ -289,10 +290,31 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
             "so that the weights are written to external data"
         )
     _settle(model)
-    mapped = [value for value in _initializers(model) if isinstance(value.const_value, ir.ExternalTensor)]
-    whole = {value: in_memory(value.const_value, str(value.name)) for value in mapped if value.const_value is not None}
-    with swapped(whole):
+    with swapped(_in_memory(model)):
         return ir.to_proto(model)
+
+
+def _in_memory(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
+    """The initializers that are external data, as tensors that are not."""
+    return {
+        value: in_memory(tensor, str(value.name))
+        for value in _initializers(model)
+        if isinstance(tensor := value.const_value, ir.ExternalTensor)
+    }
+
+
+def _placed(tensor: ir.TensorProtocol, token: str, place: int) -> ir.ExternalTensor:
+    """What stands for a weight in the protobuf that ``wire.write`` gets."""
+    return ir.ExternalTensor(
+        token,
+        place,
+        tensor.nbytes,
+        tensor.dtype,
+        shape=shape_of(tensor),
+        name=str(tensor.name),
+        doc_string=tensor.doc_string,
+        metadata_props=dict(tensor.metadata_props),
+    )
 
 
 def _settle(model: ir.Model) -> None:
@@ -418,8 +440,16 @@ def _write(model: ir.Model, draft: Path, external: bool) -> None:
     if external:
         ir.save(model, draft, external_data=_data_file(draft).name, size_threshold_bytes=EXTERNAL_THRESHOLD)
         return
+    whole, token = _in_memory(model), uuid.uuid4().hex
+    large = [
+        (value, tensor)
+        for value in large_initializers(model).values()
+        if not isinstance(tensor := whole.get(value, tensor_of(value)), ir.TensorProtoTensor)  # may be no raw data
+    ]
+    with swapped({**whole, **{value: _placed(tensor, token, place) for place, (value, tensor) in enumerate(large)}}):
+        proto = ir.to_proto(model)
     try:
-        draft.write_bytes(to_proto(model).SerializeToString())
+        wire.write(draft, proto, token, [tensor for _, tensor in large])
     except EncodeError as error:
         raise ModelError(f"the model does not fit into one file ({error}): save it with external data") from error
 

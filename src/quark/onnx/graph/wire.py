@@ -1,9 +1,12 @@
-"""A model file read without its weights: their bytes are passed over, and each is read once, into an array of its own.
+"""A model file read and written weight by weight: the protobuf in memory has none of them.
 
 Protobuf's parser reads a file whole and copies every weight, which is most of the time of whoever only wants to know
 the nodes, or the files that a model names. Here the fields of the messages that may hold weights are walked (graphs,
 their nodes and subgraphs), and of a tensor whose data fit its shape and type the data become a place in the file:
 external data, whose file is a name that no stranger can guess. Everything else goes to the parser as it is.
+
+Written, the same fields get their data where a place stands, each made and freed in turn: the bytes are those of
+protobuf's own serializer, which would hold every weight twice.
 
 What is unusual (a field given twice, data that do not fit, a broken file) stays as it is, for the parser to judge.
 Not handled: data that are neither raw nor packed floats; files above 2 GiB, which the parser refuses.
@@ -15,14 +18,16 @@ import math
 import mmap
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import EncodeError
 
 from quark.errors import ModelError
 from quark.ir.surgery import shape_of
@@ -44,6 +49,7 @@ PLAIN = frozenset((1, 2, 8, 12, 14))
 #: Fields with data as they lie in memory -> the only type that they are of, where there is one: raw_data, float_data,
 #: double_data.
 DATA = {9: None, 4: onnx.TensorProto.FLOAT, 10: onnx.TensorProto.DOUBLE}
+RAW = 9
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 #: Bytes of data that are worth it, and of files.
 LARGE, LARGE_FILE, LIMIT = 1 << 12, 1 << 20, (1 << 31) - 1
@@ -98,6 +104,31 @@ def read(path: Path) -> tuple[onnx.ModelProto, Weights | None]:
                 light = b"".join(one if isinstance(one, bytes) else view[one.start : one.stop] for one in pieces)
                 return onnx.ModelProto.FromString(light), weights
     return onnx.load(path, format="protobuf", load_external_data=False), None
+
+
+def write(path: Path, proto: onnx.ModelProto, token: str, tensors: Sequence[ir.TensorProtocol]) -> None:
+    """Write a protobuf with weights that it was made without.
+
+    Args:
+        path: the file.
+        proto: where it has external data in the file ``token``, the tensor goes whose number its offset is.
+        token: a name that no file has.
+        tensors: the weights.
+
+    Raises:
+        OSError: the file cannot be written.
+        google.protobuf.message.EncodeError: it would be larger than a protobuf may be.
+    """
+    view = memoryview(proto.SerializeToString())
+    pieces = _filled(view, 0, len(view), "model", token, tensors)
+    if _size(pieces) > LIMIT:
+        raise EncodeError(f"{_size(pieces)} bytes; a protobuf holds at most {LIMIT}")
+    with path.open("wb") as file:
+        for piece in pieces:
+            if isinstance(piece, memoryview):
+                file.write(piece)
+            else:
+                cast(Any, piece).tofile(file)  # every tensor of onnx_ir has it; its protocol does not say so
 
 
 def _identity(state: os.stat_result) -> tuple[int, ...]:
@@ -159,6 +190,40 @@ def _placed(view: memoryview, start: int, end: int, token: str) -> bytes | None:
     for key, value in (("location", token), ("offset", place), ("length", stop - place)):
         tensor.external_data.add(key=key, value=str(value))
     return bytes(tensor.SerializeToString())
+
+
+def _filled(
+    view: memoryview, start: int, end: int, message: str, token: str, tensors: Sequence[ir.TensorProtocol]
+) -> list[memoryview | ir.TensorProtocol]:
+    """A model or its graph with tensors in their places."""
+    made: list[memoryview | ir.TensorProtocol] = []
+    for number, begin, content, stop in _fields(view, start, end):
+        inner, pieces = INSIDE[message].get(number), None
+        if inner == "graph":
+            pieces = _filled(view, content, stop, inner, token, tensors)
+        elif inner == "tensor":
+            pieces = _inserted(view[content:stop], token, tensors)
+        made += [view[begin:stop]] if pieces is None else [memoryview(_head(number, _size(pieces))), *pieces]
+    return made
+
+
+def _inserted(
+    view: memoryview, token: str, tensors: Sequence[ir.TensorProtocol]
+) -> list[memoryview | ir.TensorProtocol] | None:
+    """The fields of a tensor with its data, by their numbers; ``None`` where nothing stands for them."""
+    tensor = onnx.TensorProto.FromString(view)
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    if place.get("location") != token:
+        return None
+    for field in ("external_data", "data_location"):
+        tensor.ClearField(field)
+    plain, data = memoryview(tensor.SerializeToString()), tensors[int(place["offset"])]
+    later = next((begin for number, begin, _, _ in _fields(plain, 0, len(plain)) if number > RAW), len(plain))
+    return [plain[:later], memoryview(_head(RAW, data.nbytes)), data, plain[later:]]
+
+
+def _size(pieces: Sequence[memoryview | ir.TensorProtocol]) -> int:
+    return sum(piece.nbytes for piece in pieces)
 
 
 def _bytes_of(tensor: onnx.TensorProto) -> int:
