@@ -18,6 +18,7 @@ from tests.onnx_flow import models
 from quark.errors import ModelError
 from quark.onnx.graph import wire
 from quark.onnx.graph.model import data_files, load, save, to_proto
+from quark.onnx.graph.run import Runner
 
 BROKEN = (DecodeError, ValueError, ModelError)
 
@@ -160,6 +161,23 @@ def test_a_file_is_what_the_serializer_writes(make: Any, external: bool, lazy: b
             value.const_value.doc_string, value.const_value.metadata_props["key"] = "said", "more"
         save(model, tmp_path / "written.onnx")
         assert (tmp_path / "written.onnx").read_bytes() == to_proto(model).SerializeToString()
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_weights_that_stay_in_the_file_are_read_there(shift: int, tmp_path: Path) -> None:
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [64, 32], np.random.default_rng(0).standard_normal(2048))
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2, 64] x) => (float[2, 32] y) { y = MatMul (x, w) }'
+    )
+    proto.graph.initializer.append(weight)
+    proto.producer_name = "p" * (4 + shift)  # moves all that follows
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    model = load(tmp_path / "m.onnx", in_place=True)
+    held = model.graph.initializers["w"].const_value
+    assert isinstance(held, ir.ExternalTensor) and Path(held.path) == tmp_path / "m.onnx"
+    x = np.random.default_rng(1).standard_normal((2, 64)).astype(np.float32)
+    expected = x @ numpy_helper.to_array(weight)
+    np.testing.assert_allclose(Runner(model, ["y"]).run({"x": x}).values["y"], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_a_protobuf_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

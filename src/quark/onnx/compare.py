@@ -171,7 +171,7 @@ def compare(
     """
     from quark.onnx.latency import FEWEST, Stopwatch, in_turns
 
-    first, second = load(float_model), load(quantized_model)
+    first, second = load(float_model, in_place=True), load(quantized_model)
     refuse_bfloat16(first, float_model, CPU)
     names = outputs_of(first, second)
     pairs = tuple(pairs_of(first, second)) if checks.layers else ()

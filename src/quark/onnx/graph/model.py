@@ -63,7 +63,7 @@ _NEEDED_IR = {
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def load(model: ModelInput) -> ir.Model:
+def load(model: ModelInput, in_place: bool = False) -> ir.Model:
     """A model of our own to edit: whatever is done to it, the caller's model and file stay as they are.
 
     Its nodes are in topological order, and each has a name of its own (:func:`~quark.ir.surgery.name_nodes`).
@@ -71,6 +71,7 @@ def load(model: ModelInput) -> ir.Model:
     Args:
         model: Path of an ``.onnx`` file (weights inside it or in external data beside it), a protobuf, or a model that
             is already in this form.
+        in_place: leave large weights where they are in the file, as external data are left: for who only runs it.
 
     Raises:
         ModelNotFoundError: There is no such file.
@@ -90,7 +91,7 @@ def load(model: ModelInput) -> ir.Model:
     if ahead is not None:
         return ahead
     proto, weights = _read(path)
-    return _from_proto(proto, f"{str(path)!r}", path, in_memory, weights)
+    return _from_proto(proto, f"{str(path)!r}", path, in_memory, weights, in_place)
 
 
 def load_ahead(path: Path) -> ir.Model:
@@ -182,7 +183,12 @@ def _read(path: Path) -> tuple[onnx.ModelProto, wire.Weights | None]:
 
 
 def _from_proto(
-    proto: onnx.ModelProto, source: str, path: Path, copy: Copy, weights: wire.Weights | None = None
+    proto: onnx.ModelProto,
+    source: str,
+    path: Path,
+    copy: Copy,
+    weights: wire.Weights | None = None,
+    in_place: bool = False,
 ) -> ir.Model:
     """``copy`` gives each tensor an object of ours; ``weights`` are read; external data beside ``path`` is located and
     checked."""
@@ -195,7 +201,7 @@ def _from_proto(
     def own(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
         if isinstance(tensor, ir.ExternalTensor):
             if weights is not None and tensor.location == weights.token:
-                return weights.read(tensor, name)
+                return weights.place(tensor, name) if in_place else weights.read(tensor, name)
             return _located(tensor, name, source, path)
         try:
             return copy(tensor, name)

@@ -86,6 +86,11 @@ class Weights:
                 raise ModelError(f"the model file {str(self._path)!r} was changed while it was read: start again")
         return ir.Tensor(array, dtype=tensor.dtype, shape=shape, name=name)
 
+    def place(self, tensor: ir.ExternalTensor, name: str) -> ir.ExternalTensor:
+        """The same, left in the file: external data of the model itself, for who only runs it."""
+        file, shape = self._path.resolve(), shape_of(tensor)
+        return ir.ExternalTensor(file, tensor.offset, tensor.length, tensor.dtype, shape=shape, name=name)
+
 
 def read(path: Path) -> tuple[onnx.ModelProto, Weights | None]:
     """The protobuf of a model file, without its external data, and the weights that were passed over, if any were.
