@@ -95,11 +95,11 @@ def test_scales_are_the_quotient_of_powers_balanced_around_one() -> None:
 def test_exponents_are_the_best_of_the_grid_then_of_its_neighbours(target: tuple[float, float]) -> None:
     asked = []
 
-    def error(pair: tuple[float, float]) -> float:
-        asked.append(pair)
-        return (pair[0] - target[0]) ** 2 + (pair[1] - target[1]) ** 2
+    def errors(pairs: list[tuple[float, float]]) -> list[float]:
+        asked.extend(pairs)
+        return [(a - target[0]) ** 2 + (b - target[1]) ** 2 for a, b in pairs]
 
-    found = awq.best_exponents(error)
+    found = awq.best_exponents(errors)
     coarsely = min(product(*awq.GRID), key=lambda pair: (pair[0] - target[0]) ** 2 + (pair[1] - target[1]) ** 2)
     near = [
         (a, b)
@@ -108,7 +108,7 @@ def test_exponents_are_the_best_of_the_grid_then_of_its_neighbours(target: tuple
     ]
     best = min(near, key=lambda pair: (pair[0] - target[0]) ** 2 + (pair[1] - target[1]) ** 2)
     assert found == pytest.approx(best) and len(asked) == len(set(asked)) <= 18 + 9
-    assert awq.best_exponents(lambda pair: (pair[0] - 0.5) ** 2, ((0.0, 1.0), (0.25,)))[1] == 0.25
+    assert awq.best_exponents(lambda pairs: [(a - 0.5) ** 2 for a, _ in pairs], ((0.0, 1.0), (0.25,)))[1] == 0.25
 
 
 @pytest.mark.parametrize(("name", "clips"), [("q_proj", False), ("Wqkv", False), ("v_proj", True), ("down_proj", True)])

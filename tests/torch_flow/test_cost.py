@@ -93,7 +93,7 @@ def test_a_step_that_rounds_one_column_chooses_what_rounding_all_chooses(
         torch.manual_seed(0)
         if every:
             sizes.append(0)
-            monkeypatch.setattr(channels, "steps_of_columns", lambda *_: None)
+            monkeypatch.setattr(channels.ChannelSearch, "columns", lambda _: None)
         found.append(improved(kind, nn.Linear(width, 96, bias=False), shared))
     few, all_ = found
     assert few is not None and all_ is not None and torch.equal(few, all_) and bool((few != 1).any())
@@ -113,15 +113,14 @@ def test_scales_that_depend_on_more_than_extremes_round_everything() -> None:
     for observer, by_columns in ((PerGroupMinMaxObserver, True), (MeanObserver, False)):
         config = replace(LAYERS["int4"], weight=replace(LAYERS["int4"].weight, observer_cls=observer))
         (item,) = match(nn.Sequential(nn.Linear(64, 48, bias=False)), QConfig(config)).quantized
-        groups = channels.groups_of(ScaleJudge([item], torch.randn(128, 64)), channels.columns_of(item) or 0)
-        steps = channels.steps_of_columns(groups, torch.ones(64), torch.arange(len(groups.squares)))
-        assert (steps is not None) == by_columns
-    weight = torch.randn(2, 16, 8)
+        search = channels.search_of(Place("source", ("0",)), ScaleJudge([item], torch.randn(128, 64)), torch.ones(64))
+        assert search is not None and (search.columns() is not None) == by_columns
+    weight = torch.randn(16, 16)
     scale = torch.ones(2, 16)
     for rounded, alone in (
         (lambda w: (w / w.abs().amax(1, keepdim=True)).mul(7).round() / 7 * w.abs().amax(1, keepdim=True), True),
         (lambda w: (w / w.abs().mean(1, keepdim=True)).round() * w.abs().mean(1, keepdim=True), False),
     ):
-        error = (rounded(weight.mT.reshape(-1, 16)).reshape(2, 8, 16).mT - weight).contiguous()
-        columns = ScaledColumns(RowsByExtremes(rounded), weight, weight, error, torch.eye(16).expand(2, 16, 16))
+        error = rounded(weight) - weight
+        columns = ScaledColumns(RowsByExtremes(rounded), weight, weight, error, torch.eye(16).expand(2, 16, 16), [8, 8])
         assert columns_alone(columns, scale) == alone

@@ -35,20 +35,19 @@ def scale_of(inputs: Array, weights: Array, exponents: Pair) -> Same:
     return s / xp.sqrt(s.max() * s.min())
 
 
-def best_exponents(error: Callable[[Pair], float], grid: Sequence[Sequence[float]] = GRID) -> Pair:
+def best_exponents(errors: Callable[[list[Pair]], Sequence[float]], grid: Sequence[Sequence[float]] = GRID) -> Pair:
     """The exponents of least error: of the grid, then of the neighbours of the best at half the distance.
 
     Args:
-        error: of a pair; asked once for each.
+        errors: of some pairs; asked once for each.
         grid: the values of both exponents, rising; the same value throughout: that one is fixed.
     """
     known: dict[Pair, float] = {}
 
     def best(pairs: Iterable[Pair]) -> Pair:
         listed = list(pairs)
-        for pair in listed:
-            if pair not in known:
-                known[pair] = error(pair)
+        new = [pair for pair in dict.fromkeys(listed) if pair not in known]
+        known.update(zip(new, errors(new), strict=True))
         return min(listed, key=lambda pair: (known[pair], pair))
 
     middle = best((a, b) for a, b in product(*grid))

@@ -31,7 +31,7 @@ from quark.numerics.chunks import blockwise, like_input
 from quark.numerics.elements import Element
 from quark.numerics.formats import Format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
-from quark.numerics.rounding import Rounding, Rule
+from quark.numerics.rounding import RULES, Rounding, Rule
 from quark.numerics.scales import FP8, SCALE_RULES
 
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
@@ -199,6 +199,22 @@ class Coding:
         x = as_array(x)
         known = operands(x, scale, zero_point, element)
         return like_input(blockwise(values, x, known, self.granularity, self.rounding, "float32"), x)
+
+    @property
+    def alone(self) -> bool:
+        """Whether what becomes of an element depends on it, its scale and its zero point alone."""
+        whole = not isinstance(self.format, Block) and SCALE_RULES[self.scale_rule].parts is None
+        return whole and self.rounding in RULES
+
+    def beside(self, x: Array, scale: Array, zero_point: Operand) -> Same:
+        """``fake_quantize`` of float32 under parameters that broadcast against ``x``, where elements are ``alone``.
+
+        Without what large tensors need: for many small ones, which are rounded thousands of times.
+        """
+        element: Element = self.format  # type: ignore[assignment]
+        placed = element.place(x / scale, zero_point, RULES[str(self.rounding)], self.narrow)
+        placed *= scale
+        return placed
 
 
 def axis_of(granularity: Granularity) -> int:

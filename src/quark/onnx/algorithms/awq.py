@@ -62,7 +62,7 @@ def _scale(judge: RoundingJudge, value: ir.Value, layers: list[Linear], here: Se
         s = np.asarray(scale_of(here.mean, weights, pair), np.float32)
         return judge.loss(value, layers, here.rows, lambda x: x / s, lambda w: w * s)
 
-    best = best_exponents(loss)
+    best = best_exponents(lambda pairs: [loss(pair) for pair in pairs])
     return (
         None
         if best == (0.0, 0.0) or loss(best) >= loss((0.0, 0.0))

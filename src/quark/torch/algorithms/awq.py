@@ -5,6 +5,8 @@ Both searches run on statistics collected once; the model is not run again.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from quark.algorithms.awq import GRID, best_clips, clipped, is_clipped
@@ -12,8 +14,8 @@ from quark.errors import known
 from quark.numerics.granularity import Channel, Group
 from quark.torch.algorithms.context import ModelContext, matrix, new_quantizer, set_matrix
 from quark.torch.algorithms.judge import judge_of, row_by_row
-from quark.torch.algorithms.scaling import Finisher, Place, PlaceInputs, scale_places
-from quark.torch.algorithms.smooth import search, weight_ranges
+from quark.torch.algorithms.scaling import Finisher, PlaceInputs, Question, scale_places
+from quark.torch.algorithms.smooth import Family, best_of_families, weight_ranges
 from quark.torch.algorithms.trial import rounding_of
 from quark.torch.config.algorithms import AWQConfig
 from quark.torch.fake_quantize import parts
@@ -26,9 +28,11 @@ PIECE = 1 << 24  # on any other, where each call costs more than its arithmetic
 def run_awq(context: ModelContext, config: AWQConfig) -> None:
     """Scales at every place, then clips of the layers that read it."""
 
-    def choose(context: ModelContext, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
-        return search(context, place, judge_of(items, inputs), (inputs.mean, weight_ranges(items)), GRID)
+    def family(question: Question) -> Family:
+        items, inputs = question.items, question.inputs
+        return Family(judge_of(items, inputs), inputs.mean, weight_ranges(items), GRID)
 
+    choose = partial(best_of_families, family)
     clips = Finisher(clips_of, clip)
     scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, clips, squares=True)
 

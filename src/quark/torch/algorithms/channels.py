@@ -20,103 +20,164 @@ scales that come out must stand the error of the whole layers (``scaling.Judge``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from quark.dataclass import dataclass
 from quark.numerics.granularity import Group
-from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone, rounding_of_rows
+from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone, joined, rounding_of_rows
 from quark.torch.algorithms.context import new_quantizer
-from quark.torch.algorithms.judge import ScaleJudge, row_by_row
+from quark.torch.algorithms.judge import ScaleJudge, row_by_row, stacks_of
 from quark.torch.algorithms.scaling import Place
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
-from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 
 FACTORS = ((0.8, 1.25, 0.9, 1.1), (0.9, 1.1))  # each column takes the best, or none; then all take again
 CHANNELS = 64  # of a group that are tried
 ROWS = 256  # of quantized inputs
-SMALLS = {"cpu": 1 << 20}  # values of a weight that is rounded together with others, by the kind of device
-SMALL = 1 << 24  # on any other, where each call costs more than its arithmetic
 
 
 def by_channel(place: Place, judge: ScaleJudge, s: torch.Tensor) -> torch.Tensor | None:
-    """Better scales than ``s`` [channels] for the sum over groups; None where no groups have scales of their own.
+    """``by_channels`` of one place."""
+    return by_channels([(place, judge, s)])[0]
+
+
+def by_channels(asked: Sequence[tuple[Place, ScaleJudge, torch.Tensor]]) -> list[torch.Tensor | None]:
+    """Better scales for the sum over groups, at several places at once; None where no groups have scales of their own.
 
     Args:
-        place: whose scales; input channels that share a row of its source keep a common scale.
-        judge: the layers, and inputs of them.
-        s: to start from.
+        asked: of each place: which (input channels that share a row of its source keep a common scale), its layers and
+            inputs of them, and the scales to start from, [channels].
     """
+    found: list[torch.Tensor | None] = [None] * len(asked)
+    by_size = defaultdict[int, list[tuple[int, ChannelSearch, list[ScaledColumns]]]](list)
+    for number, one in enumerate(asked):
+        search = search_of(*one)
+        columns = None if search is None else search.columns()
+        if search is not None and columns is None:
+            found[number] = search.groups.scales(improved(search.own, steps_of_all(search)))
+        elif search is not None and columns is not None:
+            by_size[search.groups.size].append((number, search, columns))
+    for some in by_size.values():
+        numbers, searches, every = zip(*some, strict=True)
+        own = improved(torch.cat([search.own for search in searches]), steps_of_columns(searches, every))
+        for number, search, best in zip(
+            numbers, searches, own.split([len(search.own) for search in searches]), strict=True
+        ):
+            found[number] = search.groups.scales(best)
+    return found
+
+
+# scales [trials, groups, size], and in which columns they are tried, the first of which now → the best trial of each
+# group [groups], -1: none is better
+Steps = Callable[[torch.Tensor, range], torch.Tensor]
+
+
+def improved(own: torch.Tensor, step: Steps) -> torch.Tensor:
+    """Scales [groups, size], column by column."""
+    size = own.shape[1]
+    columns, groups = range(0, size, -(-size // CHANNELS)), torch.arange(len(own), device=own.device)
+    for factors in FACTORS:
+        times = torch.tensor(factors, device=own.device)[:, None]
+        for number, offset in enumerate(columns):
+            tried = own.repeat(len(factors), 1, 1)
+            tried[:, :, offset] *= times
+            best = step(tried, columns[number:])
+            own = torch.where(best[:, None] < 0, own, tried[best.clamp(min=0), groups])
+    return own
+
+
+@dataclass(frozen=True)
+class ChannelSearch:
+    """The search at one place.
+
+    Attributes:
+        groups: layers and inputs.
+        labels: of each group, the number of the first one with the same scales, [groups].
+        own: scales to start from, [groups, size]; 1 in columns that only fill a group up.
+    """
+
+    groups: Groups
+    labels: torch.Tensor
+    own: torch.Tensor
+
+    def columns(self) -> list[ScaledColumns] | None:
+        """What a step that rounds what changes works on; None: inputs are quantized, or more than extremes counts."""
+        groups, every = self.groups, []
+        if groups.stacks[0][0].stages["input_tensors"] or not all(row_by_row(items[0]) for items in groups.stacks):
+            return None
+        s = groups.scales(self.own)
+        for items, weight in zip(groups.stacks, groups.weights, strict=True):
+            rounded = partial(quantized_matrix, items[0])
+            own, scaled, error = (
+                in_groups(x, groups.size).reshape(-1, groups.size)
+                for x in (weight, weight * s, rounded(weight * s) / s - weight)
+            )
+            rounding, counts = rounding_of_rows(items[0], rounded), [len(weight)] * len(self.own)
+            columns = ScaledColumns(rounding, own, scaled, error, groups.squares, counts)
+            if not columns_alone(columns, self.own):
+                return None
+            every.append(columns)
+        return every
+
+
+def search_of(place: Place, judge: ScaleJudge, s: torch.Tensor) -> ChannelSearch | None:
+    """The search at a place, from the scales ``s`` [channels]; None where no groups have scales of their own."""
     sizes = {columns_of(item) for item in judge.items}
     size = sizes.pop()
     if sizes or size is None or size >= len(s):
         return None
-    groups = groups_of(judge.coarse, size)
     labels = alike(place, len(s), size, s.device)
-    if labels is None:
-        return None
-    starts = torch.arange(0, len(s), size, device=s.device)
-    try_steps = steps_of_columns(groups, s, labels) or steps_of_all(groups, s, labels)
-    for factors in FACTORS:
-        for offset in range(0, size, -(-size // CHANNELS)):
-            here = (starts + offset)[starts + offset < len(s)]
-            tried = s.repeat(len(factors), 1)
-            tried[:, here] *= torch.tensor(factors, device=s.device)[:, None]
-            best = spread(try_steps(tried, offset)[labels], size, len(s))
-            s = torch.where(best < 0, s, tried.gather(0, best.clamp(min=0)[None])[0])
-    return s
+    own = in_groups(s[None], size)[:, 0]
+    return None if labels is None else ChannelSearch(groups_of(judge.coarse, size), labels, own.where(own > 0, 1))
 
 
-# scales [trials, channels], and which column of each group is new → the best trial of each label, -1: none is better
-Steps = Callable[[torch.Tensor, int], torch.Tensor]
-
-
-def steps_of_all(groups: Groups, s: torch.Tensor, labels: torch.Tensor) -> Steps:
+def steps_of_all(search: ChannelSearch) -> Steps:
     """Steps that round all weights and inputs anew."""
-    lowest = groups.losses(s, labels)
+    groups, labels = search.groups, search.labels
+    lowest = groups.losses(groups.scales(search.own), labels)
 
-    def step(tried: torch.Tensor, offset: int) -> torch.Tensor:
+    def step(tried: torch.Tensor, columns: range) -> torch.Tensor:
         nonlocal lowest
-        least, best = torch.stack([groups.losses(scales, labels) for scales in tried]).min(0)
+        least, best = torch.stack([groups.losses(groups.scales(own), labels) for own in tried]).min(0)
         before, lowest = lowest, torch.minimum(least, lowest)
-        return torch.where(least < before, best, -1)
+        return torch.where(least < before, best, -1).index_select(0, labels)
 
     return step
 
 
-def steps_of_columns(groups: Groups, s: torch.Tensor, labels: torch.Tensor) -> Steps | None:
-    """Steps that round what changes; None where inputs are quantized, or roundings depend on more than extremes."""
-    if groups.stacks[0][0].stages["input_tensors"] or not all(row_by_row(items[0]) for items in groups.stacks):
-        return None
-    every = []
-    for items, weight in zip(groups.stacks, groups.weights, strict=True):
-        rounded = partial(quantized_matrix, items[0])
-        error = rounded(weight * s) / s - weight
-        own, scaled, lost = (in_groups(x, groups.size).mT for x in (weight, weight * s, error))
-        columns = ScaledColumns(rounding_of_rows(items[0], rounded), own, scaled, lost, groups.squares)
-        if not columns_alone(columns, in_groups(s[None], groups.size)[:, 0]):
-            return None
-        every.append(columns)
+def steps_of_columns(searches: Sequence[ChannelSearch], every: Sequence[list[ScaledColumns]]) -> Steps:
+    """Steps that round what changes, at all places together: those that are rounded alike as one."""
+    alike = defaultdict[Any, list[tuple[ScaledColumns, torch.Tensor]]](list)
+    labels, first = list[torch.Tensor](), 0
+    for search, some in zip(searches, every, strict=True):
+        numbers = first + torch.arange(len(search.own), device=search.own.device)
+        for columns in some:
+            alike[columns.rounding].append((columns, numbers))
+        labels.append(first + search.labels)
+        first += len(search.own)
+    label = torch.cat(labels)
+    parts = [
+        (joined([columns for columns, _ in some]), torch.cat([numbers for _, numbers in some]))
+        for some in alike.values()
+    ]
 
-    def step(tried: torch.Tensor, offset: int) -> torch.Tensor:
-        scales = in_groups(tried, groups.size).transpose(0, 1)
-        made = [columns.tried(scales, offset) for columns in every]
-        gained = torch.stack([one.change for one in made]).sum(0)
-        least, best = torch.zeros_like(gained).index_add(0, labels, gained).min(1)
-        best = torch.where(least < 0, best, -1)
-        for columns, one in zip(every, made, strict=True):
-            columns.take(one, best[labels])
+    def step(tried: torch.Tensor, columns: range) -> torch.Tensor:
+        made = [part.tried(tried.index_select(1, numbers), columns) for part, numbers in parts]
+        gained = tried.new_zeros(len(tried), len(label))
+        for one, (_, numbers) in zip(made, parts, strict=True):
+            gained.index_add_(1, label.index_select(0, numbers), one.change)
+        least, best = gained.min(0)
+        best = torch.where(least < 0, best, -1).index_select(0, label)
+        for one, (part, numbers) in zip(made, parts, strict=True):
+            part.take(one, best.index_select(0, numbers))
         return best
 
     return step
-
-
-def spread(groups: torch.Tensor, size: int, count: int) -> torch.Tensor:
-    """A value per group as one per channel."""
-    return groups.repeat_interleave(size)[:count]
 
 
 def columns_of(item: Match) -> int | None:
@@ -161,6 +222,10 @@ class Groups:
     inputs: torch.Tensor
     squares: torch.Tensor
 
+    def scales(self, own: torch.Tensor) -> torch.Tensor:
+        """Scales [groups, size] as those of the channels, [channels]."""
+        return own.reshape(-1)[: self.rows.shape[1]]
+
     def losses(self, s: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The loss of each group, summed over layers, under the label of the group, [groups]."""
         noise = self.input_products(s)
@@ -189,20 +254,9 @@ def groups_of(judge: ScaleJudge, size: int) -> Groups:
     quantized = bool(judge.items[0].stages["input_tensors"])
     rows = judge.rows[:: max(1, len(judge.rows) // ROWS)] if quantized else judge.rows
     inputs = in_groups(rows, size)
-    stacks: list[list[Match]] = []
-    for item in judge.items:
-        same = [others for others in stacks if rounded_alike(item, others[0])]
-        same[0].append(item) if same else stacks.append([item])
+    stacks = stacks_of(judge.items)
     weights = [torch.cat([judge.weight(item) for item in items]) for items in stacks]
     return Groups(stacks, weights, size, rows, inputs, torch.bmm(inputs.mT, inputs))
-
-
-def rounded_alike(item: Match, other: Match) -> bool:
-    """Whether rows of two small weights can be rounded together: in one stage, with scales of groups of one row."""
-    one, two = item.stages["weight"], other.stages["weight"]
-    values = [own_parameter(part.layer.module) for part in (item, other)]
-    small = all(value.numel() <= SMALLS.get(value.device.type, SMALL) for value in values)
-    return small and len(one) == 1 and one == two and item.layer.kind == other.layer.kind
 
 
 def in_groups(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ not lower the error of the quantized model on a few samples are taken back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -22,11 +22,10 @@ from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.context import ModelContext, matrix
 from quark.torch.algorithms.guard import model_error
 from quark.torch.algorithms.judge import ScaleJudge
-from quark.torch.algorithms.scaling import Place, PlaceInputs, scale_places
+from quark.torch.algorithms.scaling import Question, effective, scale_places
 from quark.torch.algorithms.smooth import best
 from quark.torch.config.algorithms import CLEConfig
 from quark.torch.layers import kind_of, known_kind, own_parameter
-from quark.torch.matching import Match
 from quark.torch.outputs import tensors_of
 from quark.torch.structure import run_model
 from quark.torch.structure_channels import ChannelReader, Spread, find_spreads
@@ -44,7 +43,7 @@ def run_cle(context: ModelContext, config: CLEConfig) -> None:
     if not context.samples:
         raise DataError("cle finds the layers that read each other by running the model: give a dataloader")
     if find_blocks(context.model, config.model_decoder_layers).path:
-        scale_places(context, None, config.model_decoder_layers, partial(equalize_pair, config))
+        scale_places(context, None, config.model_decoder_layers, partial(equalize_pairs, config))
         return
     forward = partial(answers_of, context)
     spreads = list(find_spreads(context.model, forward))
@@ -80,10 +79,16 @@ def answers_of(context: ModelContext) -> list[torch.Tensor]:
     return tensors_of(run_model(context.model, context.samples[0]))
 
 
-def equalize_pair(
-    config: CLEConfig, context: ModelContext, place: Place, items: list[Match], inputs: PlaceInputs
-) -> torch.Tensor | None:
+def equalize_pairs(
+    config: CLEConfig, context: ModelContext, asked: Sequence[Question]
+) -> Iterator[torch.Tensor | None]:
+    """Pairs of linear layers of a block, each when those before it are equalized: what it writes counts."""
+    return (equalize_pair(config, context, question) for question in asked)
+
+
+def equalize_pair(config: CLEConfig, context: ModelContext, question: Question) -> torch.Tensor | None:
     """One pair of linear layers of a block."""
+    place, items, inputs = question.place, question.items, question.inputs
     if place.channels is None:
         return None
     source = dict(context.model.named_modules())[place.source]
@@ -91,7 +96,7 @@ def equalize_pair(
     tail = torch.stack([matrix(item.layer.module, item.layer.kind).abs().amax(0) for item in items]).amax(0)
     s = pair_scales(head.double().cpu().numpy(), tail.double().cpu().numpy(), config.cle_weight_threshold)
     wanted = torch.from_numpy(1 / s).float().to(head.device)
-    return best(context, place, ScaleJudge(items, inputs.sample), [wanted])
+    return best(place, ScaleJudge(items, inputs.sample), [effective(context, place, wanted)])
 
 
 def equalize(context: ModelContext, spread: Spread, config: CLEConfig) -> None:

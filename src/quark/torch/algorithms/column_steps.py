@@ -3,33 +3,41 @@
     change_g = sum over rows of  e' S_g e'^T - e S_g e^T          e = Q(w s) / s - w,   S_g = x_g^T x_g
 
 In a row whose extremes stay, the codes of the other columns stay: with d = e'_j - e_j the change is
-d (2 (e S)_j + d S_jj), one product with a column of S. In the few rows where column j is, was or becomes an extreme the
-group is rounded anew. ScaledColumns lie one after the other in memory: [groups, size, rows].
+d (2 (e S)_j + d S_jj). In the few rows where column j is, was or becomes an extreme the group is rounded anew. e S is
+found for a few columns ahead, and kept up to date by what each step changes.
+
+Steps are many and their tensors small, so that they cost what asking for them costs: the groups of several weights are
+worked on together, as rows [rows, size] one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from functools import cached_property
 
 import torch
 
 from quark.dataclass import dataclass
 from quark.errors import known
-from quark.numerics.granularity import WHOLE, Group
+from quark.numerics.affine import Coding
+from quark.numerics.elements import Element
+from quark.numerics.granularity import Tensor
+from quark.torch.algorithms.trial import finds_infinity
 from quark.torch.fake_quantize import FakeQuantize
 from quark.torch.matching import Match
 from quark.torch.stage import Stage
 
 PROBES = 8  # columns of each group
+AHEAD = 16  # columns for which e S is found together
 Known = tuple[torch.Tensor, ...]  # what rounds a row: a value of each kind for each row
 
 
 class RowRounding:
     """Rounds rows of one group by themselves, and columns of rows of which it is known what rounds them."""
 
-    def known(self, rows: torch.Tensor) -> Known:
-        """What rounds each of the rows [n, size]: a few values a row, [n]."""
+    def known(self, lowest: torch.Tensor, highest: torch.Tensor) -> Known:
+        """What rounds rows with these extremes [n]: a few values a row, [n]."""
         raise NotImplementedError
 
     def whole(self, rows: torch.Tensor, known: Known) -> torch.Tensor:
@@ -37,7 +45,7 @@ class RowRounding:
         raise NotImplementedError
 
     def column(self, values: torch.Tensor, known: Known) -> torch.Tensor:
-        """Values [groups, trials, rows] as they are rounded in their rows, whose extremes limit them."""
+        """Values [trials, rows] as they are rounded in their rows, whose extremes limit them."""
         raise NotImplementedError
 
 
@@ -51,9 +59,8 @@ class RowsByExtremes(RowRounding):
 
     rounded: Callable[[torch.Tensor], torch.Tensor]
 
-    def known(self, rows: torch.Tensor) -> Known:
+    def known(self, lowest: torch.Tensor, highest: torch.Tensor) -> Known:
         """The extremes."""
-        lowest, highest = torch.aminmax(rows, dim=1)
         return lowest, highest
 
     def whole(self, rows: torch.Tensor, known: Known) -> torch.Tensor:
@@ -62,43 +69,73 @@ class RowsByExtremes(RowRounding):
 
     def column(self, values: torch.Tensor, known: Known) -> torch.Tensor:
         """Values rounded beside the extremes."""
-        lowest, highest = (bound[:, None] for bound in known)
-        beside = torch.cat([lowest, highest, values.clamp(lowest, highest)], 1).mT
-        return self.rounded(beside.reshape(-1, beside.shape[2])).reshape(beside.shape)[..., 2:].mT
+        return self.rounded(torch.stack([*known, *values.clamp(*known)], 1))[:, 2:].T
 
 
 @dataclass(frozen=True)
 class RowsByScale(RowRounding):
-    """A scale and a zero point a row, under which a column needs no other.
+    """A scale and a zero point a row, which follow from the extremes, and under which a column needs no other.
 
     Attributes:
-        part: a quantizer with a scale for all that lies along axis 1: of rows [n, size], of columns [groups, 1, rows].
+        stage: of the weight.
     """
 
-    part: FakeQuantize
+    stage: Stage
 
-    def known(self, rows: torch.Tensor) -> Known:
-        """Scales and zero points."""
-        scale, zero = self.part.parameters_from(rows)
-        return known(scale, "the scale of a row").flatten(), known(zero, "its zero point").flatten()
+    @cached_property
+    def part(self) -> FakeQuantize:
+        """What knows how ranges become parameters."""
+        return FakeQuantize(self.stage, "rows of a weight", constant=True)
+
+    @cached_property
+    def coding(self) -> Coding:
+        """How values are rounded under them."""
+        spec = self.stage.spec
+        return Coding(self.stage.format, Tensor(), spec.rounding, spec.narrow_codes, self.stage.grid.scale_rule)
+
+    def known(self, lowest: torch.Tensor, highest: torch.Tensor) -> Known:
+        """Scales, and zero points where they are not all the same."""
+        found = (known(value, "a row's") for value in self.part.parameters_of(lowest, highest))
+        return tuple(found)[: 1 if self.stage.grid.centred else 2]
 
     def whole(self, rows: torch.Tensor, known: Known) -> torch.Tensor:
         """The rows rounded."""
-        return self.column(rows, known)
+        return self.column(rows, tuple(x[:, None] for x in known))
 
     def column(self, values: torch.Tensor, known: Known) -> torch.Tensor:
         """Values rounded under the scales of their rows."""
-        scale, zero = known
-        return self.part.quantized_under(values, (scale, zero))
+        scale, *zero = known
+        return self.coding.beside(values, scale, zero[0] if zero else self.stage.format.middle)
 
 
 def rounding_of_rows(item: Match, rounded: Callable[[torch.Tensor], torch.Tensor]) -> RowRounding:
     """How rows of one group of a weight are rounded, which ``rounded`` does for any matrix."""
     (stage,) = item.stages["weight"]
-    if stage.is_block or not stage.needs_range:
-        return RowsByExtremes(rounded)
-    stage = Stage(replace(stage.spec, granularity=Group(1, WHOLE)), stage.observer)
-    return RowsByScale(FakeQuantize(stage, f"weight of {item.layer.name!r}", constant=True))
+    by_range = isinstance(stage.format, Element) and not stage.real_zero and finds_infinity(stage)
+    rounding = RowsByScale(stage)
+    return rounding if by_range and rounding.coding.alone else RowsByExtremes(rounded)
+
+
+@dataclass(frozen=True)
+class TouchedRows:
+    """Rows that are rounded anew, each for one trial.
+
+    Attributes:
+        row, trial: which, [touched]; rows rise.
+        scaled, error: the rows, [touched, size].
+        lowest, highest: of ``scaled``, [touched].
+        known: what rounds them.
+        pulled: by how much e S changes, [touched, size].
+    """
+
+    row: torch.Tensor
+    trial: torch.Tensor
+    scaled: torch.Tensor
+    error: torch.Tensor
+    lowest: torch.Tensor
+    highest: torch.Tensor
+    known: Known
+    pulled: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -107,26 +144,23 @@ class ColumnStep:
 
     Attributes:
         offset: of the column in its group.
-        change: of the loss, [groups, trials].
-        scaled, error: the column, [groups, trials, rows].
-        touched: rows of groups that are rounded anew, as three lists of places: group, trial, row.
-        rows, errors: these, [touched, size].
-        known: what rounds them.
+        change: of the loss, [trials, groups].
+        scaled, error: the column, [trials, rows].
+        old: ``scaled`` and ``error`` as they are, [rows].
+        touched: rows of which more than the column changes.
     """
 
     offset: int
     change: torch.Tensor
     scaled: torch.Tensor
     error: torch.Tensor
-    touched: tuple[torch.Tensor, ...]
-    rows: torch.Tensor
-    errors: torch.Tensor
-    known: Known
+    old: tuple[torch.Tensor, torch.Tensor]
+    touched: TouchedRows
 
 
 @dataclass
 class ScaledColumns:
-    """A weight [groups, size, rows], and what becomes of it.
+    """Groups of columns of weights, their rows one after the other [rows, size], and what becomes of them.
 
     Attributes:
         rounding: of rows of ``size`` columns.
@@ -134,8 +168,11 @@ class ScaledColumns:
         scaled: times its scales.
         error: of the rounded one, without its scales.
         squares: x^T x of the inputs, [groups, size, size].
-        lowest, highest: of ``scaled``, [groups, rows].
-        known: what rounds each row of a group, [groups, rows].
+        counts: how many rows each group has; those of one weight stand together.
+        group: of each row, [rows].
+        lowest, highest: of ``scaled``, [rows].
+        known: what rounds each row, [rows].
+        ahead: columns of which e S is known; ``pulled``: that, [len(ahead), rows].
     """
 
     rounding: RowRounding
@@ -143,85 +180,127 @@ class ScaledColumns:
     scaled: torch.Tensor
     error: torch.Tensor
     squares: torch.Tensor
+    counts: list[int]
+    group: torch.Tensor = field(init=False)
     lowest: torch.Tensor = field(init=False)
     highest: torch.Tensor = field(init=False)
     known: Known = field(init=False)
+    ahead: range = field(init=False, default=range(0))
+    pulled: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.weight, self.scaled, self.error = (x.contiguous() for x in (self.weight, self.scaled, self.error))
-        self.lowest, self.highest = torch.aminmax(self.scaled, dim=1)
-        self.known = self.of_rows(self.rounding.known(rows_in(self.scaled)))
+        numbers = torch.arange(len(self.counts), device=self.weight.device)
+        self.group = numbers.repeat_interleave(torch.tensor(self.counts, device=self.weight.device))
+        self.lowest, self.highest = self.scaled.amin(1), self.scaled.amax(1)
+        self.known = self.rounding.known(self.lowest, self.highest)
 
-    def of_rows(self, known: Known) -> Known:
-        """What is known of rows that lie one after the other, [groups, rows]."""
-        return tuple(value.reshape(self.lowest.shape) for value in known)
+    def look_ahead(self, columns: range) -> None:
+        """Find e S for these columns."""
+        chosen = self.squares[:, :, columns.start : columns.stop : columns.step]
+        found = [error @ square for error, square in zip(self.error.split(self.counts), chosen, strict=True)]
+        self.ahead, self.pulled = columns, torch.cat(found).T.contiguous()
 
-    def tried(self, scales: torch.Tensor, offset: int) -> ColumnStep:
-        """What other scales [trials, groups, size] change, which differ from those before in the column ``offset``."""
-        s, own = scales[:, :, offset].T[..., None], self.weight[:, offset, None]
-        old, new, squares = self.scaled[:, offset, None], own * s, self.squares[:, offset, None]
-        lowest, highest = self.lowest[:, None], self.highest[:, None]
-        inside = (old > lowest) & (old < highest) & (new >= lowest) & (new <= highest)
-        error = self.rounding.column(new, self.known) / divisor(s) - own
-        moved = error - self.error[:, offset, None]
-        pulled = torch.bmm(squares, self.error)
-        change = (moved * (2 * pulled + moved * squares[:, :, offset, None]) * inside).sum(2)
-        group, trial, row = touched = (~inside).nonzero(as_tuple=True)
-        rows = self.scaled[group, :, row]
-        if not len(group):
-            return ColumnStep(offset, change, new, error, touched, rows, rows, ())
-        rows[:, offset] = new[touched]
-        known = self.rounding.known(rows)
-        errors = self.rounding.whole(rows, known) / divisor(scales[trial, group]) - self.weight[group, :, row]
-        change = change + self.changes(errors, touched, len(scales))
-        return ColumnStep(offset, change, new, error, touched, rows, errors, known)
+    def tried(self, scales: torch.Tensor, columns: range) -> ColumnStep:
+        """What other scales change, which differ from those before in the first of ``columns``.
 
-    def changes(self, errors: torch.Tensor, touched: tuple[torch.Tensor, ...], trials: int) -> torch.Tensor:
-        """How the loss changes with other ``errors`` [n, size] of some rows of groups, [groups, trials]."""
-        group, trial, row = touched  # groups rise
-        counts = torch.bincount(group, minlength=len(self.squares))
-        place = torch.arange(len(group), device=group.device) - (counts.cumsum(0) - counts)[group]
-        before = self.error[group, :, row]
-        moved, both = errors.new_zeros(2, len(counts), int(counts.max()), errors.shape[1])
-        moved[group, place], both[group, place] = errors - before, errors + before
-        found = (torch.bmm(moved, self.squares) * both).sum(2)[group, place]
-        total = found.new_zeros(len(counts) * trials).index_add(0, group * trials + trial, found)
-        return total.reshape(len(counts), trials)
+        Args:
+            scales: [trials, groups, size].
+            columns: those whose turn it is, in this order.
+        """
+        if not self.ahead or self.ahead != columns[: len(self.ahead)]:
+            self.look_ahead(columns[:AHEAD])
+        offset = columns.start
+        s = scales[:, :, offset].index_select(1, self.group)
+        own, old, before = (x[:, offset].contiguous() for x in (self.weight, self.scaled, self.error))
+        new = own * s
+        outside = (new < self.lowest) | (new > self.highest) | ((old <= self.lowest) | (old >= self.highest))
+        error = self.rounding.column(new, self.known).div(s).sub_(own)
+        moved, square = error - before, self.squares[:, offset, offset].index_select(0, self.group)
+        change = (moved * (2 * self.pulled[0] + moved * square)).masked_fill_(outside, 0)
+        row, trial = outside.T.nonzero(as_tuple=True)
+        rows = self.scaled.index_select(0, row)
+        rows[:, offset] = new[trial, row]
+        touched = self.rounded_anew(rows, row, trial, scales)
+        change = torch.stack([part.sum(1) for part in change.split(self.counts, 1)], 1)
+        return ColumnStep(offset, change + self.changes(touched, len(scales)), new, error, (old, before), touched)
+
+    def rounded_anew(
+        self, rows: torch.Tensor, row: torch.Tensor, trial: torch.Tensor, scales: torch.Tensor
+    ) -> TouchedRows:
+        """Some rows with other scales."""
+        lowest, highest, group = rows.amin(1), rows.amax(1), self.group.index_select(0, row)
+        known = self.rounding.known(lowest, highest)
+        error = self.rounding.whole(rows, known) / scales[trial, group] - self.weight.index_select(0, row)
+        counts = torch.bincount(group, minlength=len(self.counts)).tolist()
+        moved = (error - self.error.index_select(0, row)).split(counts)
+        pulled = torch.cat([part @ square for part, square in zip(moved, self.squares, strict=True)])
+        return TouchedRows(row, trial, rows, error, lowest, highest, known, pulled)
+
+    def changes(self, touched: TouchedRows, trials: int) -> torch.Tensor:
+        """How the loss changes with other errors of some rows, [trials, groups]."""
+        both = touched.error + self.error.index_select(0, touched.row)
+        place = touched.trial * len(self.counts) + self.group.index_select(0, touched.row)
+        found = (touched.pulled * both).sum(1)
+        return found.new_zeros(trials * len(self.counts)).index_add_(0, place, found).reshape(trials, -1)
 
     def take(self, tried: ColumnStep, best: torch.Tensor) -> None:
         """Keep the trial ``best`` [groups] of each group; where it is negative, none."""
-        better = (best >= 0).nonzero()[:, 0]
-        self.scaled[better, tried.offset] = tried.scaled[better, best[better]]
-        self.error[better, tried.offset] = tried.error[better, best[better]]
-        group, trial, row = tried.touched
-        kept = best[group] == trial
-        group, row = group[kept], row[kept]
-        self.scaled[group, :, row], self.error[group, :, row] = tried.rows[kept], tried.errors[kept]
-        self.lowest[group, row], self.highest[group, row] = torch.aminmax(tried.rows[kept], dim=-1)
-        for values, found in zip(self.known, tried.known, strict=bool(tried.known)):
-            values[group, row] = found[kept]
+        chosen, touched, offset = best.index_select(0, self.group), tried.touched, tried.offset
+        none, number = chosen < 0, chosen.clamp(min=0)[None]
+        old, before = tried.old
+        error = torch.where(none, before, tried.error.gather(0, number)[0])
+        self.scaled[:, offset] = torch.where(none, old, tried.scaled.gather(0, number)[0])
+        self.error[:, offset] = error
+        kept = (chosen.index_select(0, touched.row) == touched.trial).nonzero()[:, 0]
+        row = touched.row.index_select(0, kept)
+        self.pull(offset, (error - before).index_fill_(0, row, 0), row, touched.pulled.index_select(0, kept))
+        mine = self.scaled, self.error, self.lowest, self.highest, *self.known
+        theirs = touched.scaled, touched.error, touched.lowest, touched.highest, *touched.known
+        for values, new in zip(mine, theirs, strict=True):
+            values.index_copy_(0, row, new.index_select(0, kept))
+
+    def pull(self, offset: int, moved: torch.Tensor, row: torch.Tensor, pulled: torch.Tensor) -> None:
+        """Keep e S of the columns that come up to date.
+
+        Args:
+            offset: of the column that has changed.
+            moved: by how much, [rows]; 0 in rows of which more has.
+            row: these rows, [n].
+            pulled: by how much their e S has changed, [n, size].
+        """
+        self.ahead = self.ahead[1:]
+        self.pulled = self.pulled[1:]
+        if not self.ahead:
+            return
+        later = slice(self.ahead.start, self.ahead.stop, self.ahead.step)
+        parts = self.pulled.split(self.counts, 1), moved.split(self.counts), self.squares[:, offset, later]
+        for part, change, square in zip(*parts, strict=True):
+            part.addcmul_(square[:, None], change)
+        self.pulled.index_add_(1, row, pulled[:, later].T)
 
 
-def rows_in(columns: torch.Tensor) -> torch.Tensor:
-    """Columns [groups, size, rows] as rows [groups * rows, size]."""
-    return columns.mT.reshape(-1, columns.shape[1])
+def joined(parts: Sequence[ScaledColumns]) -> ScaledColumns:
+    """Groups of several weights that are rounded alike, side by side."""
+    first, *others = parts
+    if not others:
+        return first
+    weight, scaled, error, squares = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("weight", "scaled", "error", "squares")
+    )
+    return ScaledColumns(first.rounding, weight, scaled, error, squares, [n for part in parts for n in part.counts])
 
 
 def columns_alone(columns: ScaledColumns, scales: torch.Tensor) -> bool:
-    """Whether rows are rounded as their extremes say and a value as in its row, which is tried out in some columns."""
+    """Whether rows are rounded as their extremes say and a value as in its row, which is tried out in some columns.
+
+    Args:
+        columns: the weights.
+        scales: [groups, size].
+    """
     size = columns.scaled.shape[1]
-    extremes = torch.stack([columns.lowest.flatten(), columns.highest.flatten()], 1)
-    if not all(map(torch.equal, columns.of_rows(columns.rounding.known(extremes)), columns.known)):
-        return False
     for offset in range(0, size, max(1, size // PROBES)):
-        alone = columns.rounding.column(columns.scaled[:, offset, None], columns.known)[:, 0] / divisor(
-            scales[:, offset, None]
-        )
+        s = scales[:, offset].index_select(0, columns.group)
+        alone = columns.rounding.column(columns.scaled[None, :, offset], columns.known)[0] / s
         if not torch.equal(alone - columns.weight[:, offset], columns.error[:, offset]):
             return False
     return True
-
-
-def divisor(scales: torch.Tensor) -> torch.Tensor:
-    """Scales, and 1 for the columns that only fill a group up."""
-    return torch.where(scales > 0, scales, 1)

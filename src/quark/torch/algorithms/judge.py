@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -16,6 +19,10 @@ from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 
 OUTPUTS = 256  # of a layer, by which candidates are told apart
+SMALLS = {"cpu": 1 << 20}  # values of a weight that is rounded together with others, by the kind of device
+SMALL = 1 << 24  # on any other, where each call costs more than its arithmetic
+PIECES = {"cpu": 1 << 19}  # values that are rounded together, of all candidates
+PIECE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -64,32 +71,73 @@ class ScaleJudge:
     @cached_property
     def unscaled(self) -> float:
         """The error without scales."""
-        return self.error_under(torch.ones_like(self.rows[0]))
+        return self.errors([torch.ones_like(self.rows[0])])[0]
 
     def error(self, s: torch.Tensor | None = None) -> float:
-        """The mean of |difference|**power, summed over the layers."""
-        return self.unscaled if s is None else self.error_under(s)
+        """The mean of |difference|**power, summed over the layers; with scales, [channels]."""
+        return self.unscaled if s is None else self.errors([s])[0]
 
-    def error_under(self, s: torch.Tensor) -> float:
-        """The error with scales, [channels]."""
-        found, stages, x = 0.0, None, self.rows
-        for number, item in enumerate(self.items):
-            weight = self.weight(item)
-            tuned = quantized_matrix(item, weight * s)
-            if not item.stages["input_tensors"]:  # x (Q(w s) / s - w)^T, without the answer of the float layer
-                found += mean_power(self.rows @ tuned.div_(s).sub_(weight).T, self.power)
-                continue
-            if item.stages["input_tensors"] != stages:
-                stages = item.stages["input_tensors"]
-                x = quantize_new(new_quantizer(item, "input_tensors"), self.rows / s)
-            found += mean_power(torch.addmm(self.wanted[number], x, tuned.T, beta=-1), self.power)
-        return found
+    def errors(self, scales: Sequence[torch.Tensor]) -> list[float]:
+        """``error`` with each of some scales."""
+        by_inputs = defaultdict[Any, list[Match]](list)
+        for item in self.items:
+            by_inputs[item.stages["input_tensors"]].append(item)
+        plain = stacks_of(by_inputs.pop((), []))
+        parts = [self.rounded(items, scales) for items in plain]
+        parts += [self.read_anew(items, scales) for items in by_inputs.values()]
+        return [sum(each) for each in zip(*parts, strict=True)]
+
+    def read_anew(self, items: list[Match], scales: Sequence[torch.Tensor]) -> Iterator[float]:
+        """The error of layers whose inputs are quantized alike."""
+        for s in scales:
+            x, error = quantize_new(new_quantizer(items[0], "input_tensors"), self.rows / s), 0.0
+            for item in items:
+                tuned = quantized_matrix(item, self.weight(item) * s)
+                wanted = self.wanted[self.items.index(item)]
+                error += mean_power(torch.addmm(wanted, x, tuned.T, beta=-1), self.power)
+            yield error
+
+    def rounded(self, items: list[Match], scales: Sequence[torch.Tensor]) -> Iterator[float]:
+        """The error of layers rounded as one, of which only the weights are quantized: x (Q(w s) / s - w)^T."""
+        weights = [self.weight(item) for item in items]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        most = PIECES.get(weight.device.type, PIECE) // weight.numel() if row_by_row(items[0]) else 1
+        for k in range(0, len(scales), max(1, most)):
+            s = torch.stack(tuple(scales[k : k + max(1, most)]))[:, None]
+            tuned = quantized_matrix(items[0], (weight * s).reshape(-1, weight.shape[1]))
+            error = tuned.reshape(len(s), *weight.shape).div_(s).sub_(weight)
+            powers = row_powers(error.reshape(tuned.shape) @ self.rows.T, self.power).reshape(len(s), -1)
+            parts = powers.split([len(own) for own in weights], 1)
+            yield from sum(part.sum(1) / (part.shape[1] * len(self.rows)) for part in parts).tolist()
+
+
+def row_powers(x: torch.Tensor, power: float) -> torch.Tensor:
+    """The sums of |x|**power of each row of a matrix that is not needed any more, in float32; as float64."""
+    powers = x.square_() if power == 2 else x.abs_().pow_(power)
+    return powers.sum(1).double()
 
 
 def mean_power(x: torch.Tensor, power: float) -> float:
-    """The mean of |x|**power, of a matrix that is not needed any more: row by row in float32, the rows in float64."""
-    powers = x.square_() if power == 2 else x.abs_().pow_(power)
-    return float(powers.sum(1).double().sum()) / x.numel()
+    """The mean of |x|**power, of a matrix that is not needed any more."""
+    return float(row_powers(x, power).sum()) / x.numel()
+
+
+def stacks_of(items: Iterable[Match]) -> list[list[Match]]:
+    """Layers in stacks: small ones whose rows can be rounded together are in one."""
+    stacks: list[list[Match]] = []
+    for item in items:
+        same = [others for others in stacks if rounded_alike(item, others[0])]
+        same[0].append(item) if same else stacks.append([item])
+    return stacks
+
+
+def rounded_alike(item: Match, other: Match) -> bool:
+    """Whether rows of two small weights can be rounded together: in one stage, with scales of groups of one row."""
+    one, two = item.stages, other.stages
+    values = [own_parameter(part.layer.module) for part in (item, other)]
+    small = all(value.numel() <= SMALLS.get(value.device.type, SMALL) for value in values)
+    alike = one["weight"] == two["weight"] and item.layer.kind == other.layer.kind
+    return small and alike and row_by_row(item) and row_by_row(other)
 
 
 def row_by_row(item: Match) -> bool:

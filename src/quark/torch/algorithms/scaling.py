@@ -12,7 +12,7 @@ without running the model again. What was chosen is then tried on the whole mode
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from quark.torch.structure import Structure, find_structure
 
 log = logging.getLogger(__name__)
 ROWS = 1024  # inputs kept per place
+TOGETHER = 1 << 22  # values of the layers whose scales are chosen together
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,23 @@ class ScalingChoice:
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-Chooser = Callable[[ModelContext, Place, list[Match], PlaceInputs], torch.Tensor | None]
+@dataclass(frozen=True)
+class Question:
+    """Where a scale is asked for.
+
+    Attributes:
+        place: where.
+        items: the quantized layers that read it.
+        inputs: what they read.
+    """
+
+    place: Place
+    items: list[Match]
+    inputs: PlaceInputs
+
+
+# the scales of several places, or None, in turn; the readers of none change with the scales of those before
+Chooser = Callable[[ModelContext, Sequence[Question]], Iterable[torch.Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -139,7 +156,7 @@ class ScaleSearch:
 
     Attributes:
         items: the layers whose weights are quantized, by name.
-        choose: called with each place, its quantized readers and their inputs; the scales, or None.
+        choose: the scales of places.
         finish: further changes of its readers.
         squares: the inputs hold their Hessian.
     """
@@ -213,7 +230,7 @@ def scale_places(
     Args:
         context: the float model.
         layers, path: ``scaling_layers`` and ``model_decoder_layers`` of a configuration.
-        choose: called with each place, its quantized readers and their inputs; the scales, or None.
+        choose: the scales of places.
         finish: further changes of its readers.
         squares: the inputs hold their Hessian.
 
@@ -306,7 +323,11 @@ def choices_in(
     own = replace(context, undo=undo)
     try:
         inputs, hidden = read_block(own, run, here, way.squares)
-        made = [choice_at(own, way, place, seen) for place, seen in inputs]
+        asked = [
+            Question(place, [way.items[name] for name in place.readers if name in way.items], seen)
+            for place, seen in inputs
+        ]
+        made = [choice for some in together(asked) for choice in choices_at(own, way, some)]
         made = [choice for choice in made if choice.scale is not None or choice.values]
         kept.write(values_of(here, made))
         return made, hidden
@@ -314,15 +335,30 @@ def choices_in(
         undo.restore()
 
 
-def choice_at(context: ModelContext, way: ScaleSearch, place: Place, seen: PlaceInputs) -> ScalingChoice:
-    """What is chosen at one place, which is changed so."""
-    readers = [way.items[reader] for reader in place.readers if reader in way.items]
-    choice = ScalingChoice(place, way.choose(context, place, readers, seen))
-    apply(context, way, choice)
-    if way.finish is not None:
-        choice = replace(choice, values=way.finish.find(context, readers, seen, choice.scale))
-        apply(context, way, replace(choice, scale=None))
-    return choice
+def together(asked: Iterable[Question]) -> Iterator[list[Question]]:
+    """Questions in turn, those of small layers together: none reads what those before it change."""
+    some, changed, size = list[Question](), set[str](), 0
+    for question in asked:
+        place, own = question.place, sum(own_parameter(item.layer.module).numel() for item in question.items)
+        if some and (size + own > TOGETHER or not changed.isdisjoint(place.readers)):
+            yield some
+            some, changed, size = [], set(), 0
+        some.append(question)
+        changed |= {place.source, *place.readers, *place.others}
+        size += own
+    yield from ([some] if some else [])
+
+
+def choices_at(context: ModelContext, way: ScaleSearch, asked: Sequence[Question]) -> Iterator[ScalingChoice]:
+    """What is chosen at some places, which are changed so."""
+    for question, scale in zip(asked, way.choose(context, asked), strict=True):
+        choice = ScalingChoice(question.place, scale)
+        apply(context, way, choice)
+        if way.finish is not None:
+            values = way.finish.find(context, question.items, question.inputs, choice.scale)
+            choice = replace(choice, values=values)
+            apply(context, way, replace(choice, scale=None))
+        yield choice
 
 
 def values_of(here: list[Place], made: list[ScalingChoice]) -> dict[str, torch.Tensor]:

@@ -11,16 +11,18 @@ quantized, and a weight-only int4 layer can lose by the whole of it: there the p
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 
 from quark.algorithms.awq import Pair, best_exponents, scale_of
 from quark.algorithms.smoothquant import smoothing_scales
-from quark.torch.algorithms.channels import by_channel
+from quark.dataclass import dataclass
+from quark.torch.algorithms.channels import by_channels
 from quark.torch.algorithms.context import ModelContext, matrix
 from quark.torch.algorithms.judge import ScaleJudge, judge_of
-from quark.torch.algorithms.scaling import Place, PlaceInputs, effective, scale_places
+from quark.torch.algorithms.scaling import Place, Question, effective, scale_places
 from quark.torch.config.algorithms import AutoSmoothQuantConfig, SmoothQuantConfig
 from quark.torch.matching import Match
 
@@ -34,12 +36,13 @@ def run_smooth(context: ModelContext, config: SmoothQuantConfig) -> None:
     """SmoothQuant at every place of the model."""
     alpha = config.alpha
 
-    def choose(context: ModelContext, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
-        judge, ranges = judge_of(items, inputs), weight_ranges(items)
+    def family(question: Question) -> Family:
+        ranges, inputs = weight_ranges(question.items), question.inputs
         whole = smoothing_scales(inputs.amax, ranges, alpha, config.scale_clamp_min)
         grid = [part * alpha for part in PARTS], [part * (1 - alpha) for part in PARTS]
-        return search(context, place, judge, (inputs.amax, ranges), grid, [whole])
+        return Family(judge_of(question.items, inputs), inputs.amax, ranges, grid, (whole,))
 
+    choose = partial(best_of_families, family)
     scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, squares=True)
 
 
@@ -47,10 +50,11 @@ def run_autosmooth(context: ModelContext, config: AutoSmoothQuantConfig) -> None
     """The best exponents at every place of the model."""
     power = POWERS[config.compute_scale_loss]
 
-    def choose(context: ModelContext, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
-        judge = judge_of(items, inputs, power)
-        return search(context, place, judge, (inputs.amax, weight_ranges(items)), GRID)
+    def family(question: Question) -> Family:
+        judge = judge_of(question.items, question.inputs, power)
+        return Family(judge, question.inputs.amax, weight_ranges(question.items), GRID)
 
+    choose = partial(best_of_families, family)
     scale_places(context, config.scaling_layers, config.model_decoder_layers or "", choose, squares=power == 2)
 
 
@@ -59,54 +63,56 @@ def weight_ranges(items: Iterable[Match]) -> torch.Tensor:
     return torch.stack([matrix(item.layer.module, item.layer.kind).abs().amax(0) for item in items]).amax(0)
 
 
-def search(
-    context: ModelContext,
-    place: Place,
-    judge: ScaleJudge,
-    channels: tuple[torch.Tensor, torch.Tensor],
-    exponents: tuple[Sequence[float], Sequence[float]],
-    others: Sequence[torch.Tensor] = (),
-) -> torch.Tensor | None:
-    """The best scale of a family, improved channel by channel; None: none lowers the error.
+@dataclass(frozen=True)
+class Family:
+    """Scales among which the best is looked for.
 
-    Args:
-        context, place, judge: where, and what is best.
-        channels: what stands for each channel of the inputs and of the weights, [channels] each.
+    Attributes:
+        judge: says what is best.
+        inputs, weights: what stands for each channel of them, [channels].
         exponents: of inputs and of weights in the coarse grid, rising; the same value throughout: that one is fixed.
         others: further candidates.
     """
 
+    judge: ScaleJudge
+    inputs: torch.Tensor
+    weights: torch.Tensor
+    exponents: tuple[Sequence[float], Sequence[float]]
+    others: tuple[torch.Tensor, ...] = ()
+
+
+def best_of_families(
+    family: Callable[[Question], Family], context: ModelContext, asked: Sequence[Question]
+) -> Iterator[torch.Tensor | None]:
+    """The best scale of each place's family, improved channel by channel; None: none lowers the error."""
+    families = [family(question) for question in asked]
+    starts = [best_start(context, question.place, own) for question, own in zip(asked, families, strict=True)]
+    here = [
+        (question.place, own.judge, torch.ones_like(own.inputs) if start is None else start)
+        for question, own, start in zip(asked, families, starts, strict=True)
+    ]
+    for (_, judge, _), start, finer in zip(here, starts, by_channels(here), strict=True):
+        found = [finer, start]
+        if finer is not None and start is not None and judge.apart.error(start) <= judge.apart.error(finer):
+            found = [start]
+        yield next((s for s in found if s is not None and judge.error(s) < judge.error()), None)
+
+
+def best_start(context: ModelContext, place: Place, family: Family) -> torch.Tensor | None:
+    """The best scale of a family, by some outputs; None: none lowers the error."""
+
     def scales(pair: Pair) -> torch.Tensor:
-        return effective(context, place, scale_of(*channels, pair))
+        return effective(context, place, scale_of(family.inputs, family.weights, pair))
 
-    coarse = judge.coarse
-    s = scales(best_exponents(lambda pair: coarse.error(scales(pair)), exponents))
-    start = keep_best(place, coarse, [(coarse.error(s), s), *measured(context, place, coarse, others)])
-    finer = by_channel(place, judge, torch.ones_like(channels[0]) if start is None else start)
-    if finer is not None and start is not None and judge.apart.error(start) <= judge.apart.error(finer):
-        finer = None
-    return next((s for s in (finer, start) if s is not None and judge.error(s) < judge.error()), None)
+    coarse = family.judge.coarse
+    s = scales(best_exponents(lambda pairs: coarse.errors([scales(pair) for pair in pairs]), family.exponents))
+    others = (effective(context, place, other) for other in family.others)
+    return best(place, coarse, [s, *others])
 
 
-def measured(
-    context: ModelContext, place: Place, judge: ScaleJudge, candidates: Iterable[torch.Tensor]
-) -> Iterator[tuple[float, torch.Tensor]]:
-    """Candidates as they would be applied, with their errors."""
-    for candidate in candidates:
-        s = effective(context, place, candidate)
-        yield judge.error(s), s
-
-
-def best(
-    context: ModelContext, place: Place, judge: ScaleJudge, candidates: Iterable[torch.Tensor]
-) -> torch.Tensor | None:
-    """The candidate with the least error, as it would be applied, if that is less than without scales."""
-    return keep_best(place, judge, measured(context, place, judge, candidates))
-
-
-def keep_best(place: Place, judge: ScaleJudge, found: Iterable[tuple[float, torch.Tensor]]) -> torch.Tensor | None:
-    """As ``best``, of candidates with their errors."""
-    error, s = min(found, key=lambda pair: pair[0])
+def best(place: Place, judge: ScaleJudge, candidates: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The candidate with the least error, if that is less than without scales."""
+    error, s = min(zip(judge.errors(candidates), candidates, strict=True), key=lambda pair: pair[0])
     if error < judge.error():
         return s
     log.info("%s keeps its scale: no other lowers the error", place.source)
