@@ -60,7 +60,7 @@ def test_rows_are_clipped_alike_a_few_at_a_time(rows: int) -> None:
         level = np.abs(weight).max(1, keepdims=True) / 3
         return np.clip(np.rint(weight / level), -3, 3) * level
 
-    few = awq.best_clips(WEIGHT, counted, HESSIAN, 20, rows)
+    few = awq.best_clips(WEIGHT, counted, HESSIAN, 20, 20 * rows)
     assert max(seen) == min(rows, 5)
     np.testing.assert_array_equal(few, awq.best_clips(WEIGHT, counted, HESSIAN, 20))
     assert few is not None and few.any()

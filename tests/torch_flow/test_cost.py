@@ -14,8 +14,9 @@ from quark.algorithms import awq as mathematics
 from quark.algorithms.svdquant import EXTRA
 from quark.torch import ModelQuantizer
 from quark.torch.algorithms import awq, channels
-from quark.torch.algorithms.column_steps import RowsByExtremes, ScaledColumns, columns_alone
+from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone
 from quark.torch.algorithms.judge import ScaleJudge
+from quark.torch.algorithms.rows import RowsByExtremes
 from quark.torch.algorithms.scaling import Place
 from quark.torch.matching import match
 from quark.torch.observer import PerGroupMinMaxObserver, UniformScalingObserver

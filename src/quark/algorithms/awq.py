@@ -80,7 +80,12 @@ def clipped(weight: Array, steps: Array, size: int) -> Same:
 
 
 def best_clips(
-    weight: Array, quantized: Callable[[Array], Same], hessian: Array, size: int, rows: int | None = None
+    weight: Array,
+    quantized: Callable[[Array], Same],
+    hessian: Array,
+    size: int,
+    most: int | None = None,
+    alone: Callable[[Array, Array], Same] | None = None,
 ) -> Same | None:
     """How far each group of a weight is best clipped, uint8 [rows, groups]; None where nothing is gained.
 
@@ -89,11 +94,23 @@ def best_clips(
         quantized: a weight as it will be rounded.
         hessian: of the layer's inputs, [columns, columns].
         size: columns that share a scale in a row.
-        rows: which are searched together, where ``quantized`` rounds rows by themselves; None: all.
+        most: values that are searched together, where ``quantized`` rounds rows by themselves; None: all.
+        alone: columns [rows, size] of one group, limited to [rows, 1], as they will be rounded, where ``quantized``
+            rounds groups by themselves and ``size`` divides the columns; None: it does not.
     """
-    xp, blocks, some = namespace(weight), diagonal_blocks(hessian, size), rows or len(weight)
-    found = [_best_of_groups(weight[k : k + some], quantized, blocks, size) for k in range(0, len(weight), some)]
-    steps, errors, kept = (xp.concatenate(part) for part in zip(*found, strict=True))
+    xp, blocks, (height, width) = namespace(weight), diagonal_blocks(hessian, size), weight.shape
+
+    def limited(values: Array, limit: Array) -> Same:
+        return quantized(_limited(values, limit, size))
+
+    wide, rounded = (width, limited) if alone is None else (size, alone)
+    high, bands = height if most is None else max(1, most // wide), []
+    for k in range(0, width, wide):
+        parts = (weight[start : start + high, k : k + wide] for start in range(0, height, high))
+        here = blocks if alone is None else blocks[k // size : k // size + 1]
+        found = [_best_of_groups(part, rounded, here, size) for part in parts]
+        bands.append([xp.concatenate(part) for part in zip(*found, strict=True)])
+    steps, errors, kept = (xp.concatenate(part, 1) for part in zip(*bands, strict=True))
     gained = (((errors - kept) @ float32(hessian)) * (errors + kept)).sum(1)[:, None]  # e H e - k H k, by one product
     if not bool((gained > 0).any()):
         return None
@@ -101,18 +118,19 @@ def best_clips(
 
 
 def _best_of_groups(
-    weight: Array, quantized: Callable[[Array], Same], blocks: Array, size: int
+    weight: Array, rounded: Callable[[Array, Array], Same], blocks: Array, size: int
 ) -> tuple[Array, Array, Array]:
     """The best steps of each group by itself, and the errors of rounding without and with them."""
     xp, limit = namespace(weight), amax_of(weight, size)
-    errors = quantized(weight) - weight
+    errors = rounded(weight, limit) - weight
     lowest, steps = group_losses(errors, blocks, size), xp.zeros_like(limit)
     for step in range(1, CLIPS):
-        values = _limited(weight, limit * (1 - SHRINK * step), size)
-        losses = group_losses(quantized(values) - weight, blocks, size)
+        error = rounded(weight, limit * (1 - SHRINK * step))
+        error -= weight
+        losses = group_losses(error, blocks, size)
         better = losses < lowest
         lowest, steps = xp.where(better, losses, lowest), xp.where(better, xp.full_like(steps, step), steps)
-    return steps, errors, quantized(_limited(weight, limit * (1 - SHRINK * steps), size)) - weight
+    return steps, errors, rounded(weight, limit * (1 - SHRINK * steps)) - weight
 
 
 def tiles(x: Array, size: int) -> Same:

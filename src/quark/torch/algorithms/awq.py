@@ -14,6 +14,7 @@ from quark.errors import known
 from quark.numerics.granularity import Channel, Group
 from quark.torch.algorithms.context import ModelContext, matrix, new_quantizer, set_matrix
 from quark.torch.algorithms.judge import judge_of, row_by_row
+from quark.torch.algorithms.rows import by_scale
 from quark.torch.algorithms.scaling import Finisher, PlaceInputs, Question, scale_places
 from quark.torch.algorithms.smooth import Family, best_of_families, weight_ranges
 from quark.torch.algorithms.trial import rounding_of
@@ -61,8 +62,11 @@ def steps_of(item: Match, hessian: torch.Tensor) -> torch.Tensor | None:
     """How far each group of a weight is best clipped; None where clips mean nothing, or nothing is gained."""
     weight = matrix(item.layer.module, item.layer.kind)
     size = group_size(item, weight)
-    rows = max(1, PIECES.get(weight.device.type, PIECE) // weight.shape[1]) if row_by_row(item) else None
-    return None if size is None else best_clips(weight, rounding_of(item), hessian, size, rows)
+    if size is None:
+        return None
+    most = PIECES.get(weight.device.type, PIECE) if row_by_row(item) else None
+    rounding = by_scale(item) if row_by_row(item) and weight.shape[1] % size == 0 else None
+    return best_clips(weight, rounding_of(item), hessian, size, most, None if rounding is None else rounding.limited)
 
 
 def group_size(item: Match, weight: torch.Tensor) -> int | None:

@@ -29,9 +29,10 @@ import torch
 
 from quark.dataclass import dataclass
 from quark.numerics.granularity import Group
-from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone, joined, rounding_of_rows
+from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone, joined
 from quark.torch.algorithms.context import new_quantizer
 from quark.torch.algorithms.judge import ScaleJudge, row_by_row, stacks_of
+from quark.torch.algorithms.rows import RowsByExtremes, by_scale
 from quark.torch.algorithms.scaling import Place
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.matching import Match
@@ -117,7 +118,7 @@ class ChannelSearch:
                 in_groups(x, groups.size).reshape(-1, groups.size)
                 for x in (weight, weight * s, rounded(weight * s) / s - weight)
             )
-            rounding, counts = rounding_of_rows(items[0], rounded), [len(weight)] * len(self.own)
+            rounding, counts = by_scale(items[0]) or RowsByExtremes(rounded), [len(weight)] * len(self.own)
             columns = ScaledColumns(rounding, own, scaled, error, groups.squares, counts)
             if not columns_alone(columns, self.own):
                 return None

@@ -2,8 +2,9 @@
 
     change_g = sum over rows of  e' S_g e'^T - e S_g e^T          e = Q(w s) / s - w,   S_g = x_g^T x_g
 
-In a row whose extremes stay, the codes of the other columns stay: with d = e'_j - e_j the change is
-d (2 (e S)_j + d S_jj). In the few rows where column j is, was or becomes an extreme the group is rounded anew. e S is
+In a row whose extremes stay (where zero points are fixed: the larger one), the codes of the other columns stay: with
+d = e'_j - e_j the change is d (2 (e S)_j + d S_jj). In the few rows where column j is, was or becomes an extreme the
+group is rounded anew. e S is
 found for a few columns ahead, and kept up to date by what each step changes.
 
 Steps are many and their tensors small, so that they cost what asking for them costs: the groups of several weights are
@@ -12,108 +13,16 @@ worked on together, as rows [rows, size] one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
-from functools import cached_property
 
 import torch
 
 from quark.dataclass import dataclass
-from quark.errors import known
-from quark.numerics.affine import Coding
-from quark.numerics.elements import Element
-from quark.numerics.granularity import Tensor
-from quark.torch.algorithms.trial import finds_infinity
-from quark.torch.fake_quantize import FakeQuantize
-from quark.torch.matching import Match
-from quark.torch.stage import Stage
+from quark.torch.algorithms.rows import Known, RowRounding
 
 PROBES = 8  # columns of each group
 AHEAD = 16  # columns for which e S is found together
-Known = tuple[torch.Tensor, ...]  # what rounds a row: a value of each kind for each row
-
-
-class RowRounding:
-    """Rounds rows of one group by themselves, and columns of rows of which it is known what rounds them."""
-
-    def known(self, lowest: torch.Tensor, highest: torch.Tensor) -> Known:
-        """What rounds rows with these extremes [n]: a few values a row, [n]."""
-        raise NotImplementedError
-
-    def whole(self, rows: torch.Tensor, known: Known) -> torch.Tensor:
-        """The rows [n, size] as they are rounded."""
-        raise NotImplementedError
-
-    def column(self, values: torch.Tensor, known: Known) -> torch.Tensor:
-        """Values [trials, rows] as they are rounded in their rows, whose extremes limit them."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class RowsByExtremes(RowRounding):
-    """Any function of a matrix; what is known of a row is its extremes, beside which a column is rounded.
-
-    Attributes:
-        rounded: a matrix as it will be quantized; each row of it, in groups of ``size`` columns, by itself.
-    """
-
-    rounded: Callable[[torch.Tensor], torch.Tensor]
-
-    def known(self, lowest: torch.Tensor, highest: torch.Tensor) -> Known:
-        """The extremes."""
-        return lowest, highest
-
-    def whole(self, rows: torch.Tensor, known: Known) -> torch.Tensor:
-        """The rows rounded."""
-        return self.rounded(rows)
-
-    def column(self, values: torch.Tensor, known: Known) -> torch.Tensor:
-        """Values rounded beside the extremes."""
-        return self.rounded(torch.stack([*known, *values.clamp(*known)], 1))[:, 2:].T
-
-
-@dataclass(frozen=True)
-class RowsByScale(RowRounding):
-    """A scale and a zero point a row, which follow from the extremes, and under which a column needs no other.
-
-    Attributes:
-        stage: of the weight.
-    """
-
-    stage: Stage
-
-    @cached_property
-    def part(self) -> FakeQuantize:
-        """What knows how ranges become parameters."""
-        return FakeQuantize(self.stage, "rows of a weight", constant=True)
-
-    @cached_property
-    def coding(self) -> Coding:
-        """How values are rounded under them."""
-        spec = self.stage.spec
-        return Coding(self.stage.format, Tensor(), spec.rounding, spec.narrow_codes, self.stage.grid.scale_rule)
-
-    def known(self, lowest: torch.Tensor, highest: torch.Tensor) -> Known:
-        """Scales, and zero points where they are not all the same."""
-        found = (known(value, "a row's") for value in self.part.parameters_of(lowest, highest))
-        return tuple(found)[: 1 if self.stage.grid.centred else 2]
-
-    def whole(self, rows: torch.Tensor, known: Known) -> torch.Tensor:
-        """The rows rounded."""
-        return self.column(rows, tuple(x[:, None] for x in known))
-
-    def column(self, values: torch.Tensor, known: Known) -> torch.Tensor:
-        """Values rounded under the scales of their rows."""
-        scale, *zero = known
-        return self.coding.beside(values, scale, zero[0] if zero else self.stage.format.middle)
-
-
-def rounding_of_rows(item: Match, rounded: Callable[[torch.Tensor], torch.Tensor]) -> RowRounding:
-    """How rows of one group of a weight are rounded, which ``rounded`` does for any matrix."""
-    (stage,) = item.stages["weight"]
-    by_range = isinstance(stage.format, Element) and not stage.real_zero and finds_infinity(stage)
-    rounding = RowsByScale(stage)
-    return rounding if by_range and rounding.coding.alone else RowsByExtremes(rounded)
 
 
 @dataclass(frozen=True)
@@ -123,7 +32,7 @@ class TouchedRows:
     Attributes:
         row, trial: which, [touched]; rows rise.
         scaled, error: the rows, [touched, size].
-        lowest, highest: of ``scaled``, [touched].
+        lowest, highest: beyond which a value changes that, [touched].
         known: what rounds them.
         pulled: by how much e S changes, [touched, size].
     """
@@ -170,7 +79,7 @@ class ScaledColumns:
         squares: x^T x of the inputs, [groups, size, size].
         counts: how many rows each group has; those of one weight stand together.
         group: of each row, [rows].
-        lowest, highest: of ``scaled``, [rows].
+        lowest, highest: beyond which a value changes what rounds its row, [rows].
         known: what rounds each row, [rows].
         ahead: columns of which e S is known; ``pulled``: that, [len(ahead), rows].
     """
@@ -191,7 +100,7 @@ class ScaledColumns:
     def __post_init__(self) -> None:
         numbers = torch.arange(len(self.counts), device=self.weight.device)
         self.group = numbers.repeat_interleave(torch.tensor(self.counts, device=self.weight.device))
-        self.lowest, self.highest = self.scaled.amin(1), self.scaled.amax(1)
+        self.lowest, self.highest = self.rounding.bounds(self.scaled)
         self.known = self.rounding.known(self.lowest, self.highest)
 
     def look_ahead(self, columns: range) -> None:
@@ -228,7 +137,7 @@ class ScaledColumns:
         self, rows: torch.Tensor, row: torch.Tensor, trial: torch.Tensor, scales: torch.Tensor
     ) -> TouchedRows:
         """Some rows with other scales."""
-        lowest, highest, group = rows.amin(1), rows.amax(1), self.group.index_select(0, row)
+        (lowest, highest), group = self.rounding.bounds(rows), self.group.index_select(0, row)
         known = self.rounding.known(lowest, highest)
         error = self.rounding.whole(rows, known) / scales[trial, group] - self.weight.index_select(0, row)
         counts = torch.bincount(group, minlength=len(self.counts)).tolist()

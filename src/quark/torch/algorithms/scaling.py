@@ -89,7 +89,11 @@ class PlaceInputs:
     @property
     def root(self) -> torch.Tensor:
         """As few rows as there are channels, whose squared errors are those of all rows that were seen."""
-        values, vectors = torch.linalg.eigh(known(self.hessian, "the sum of squares").double())
+        squares = known(self.hessian, "the sum of squares").double()
+        upper, failed = torch.linalg.cholesky_ex(squares, upper=True)
+        if not int(failed):
+            return upper.float()
+        values, vectors = torch.linalg.eigh(squares)  # some channels follow from others: there is no inverse
         return (vectors * values.clamp(min=0).sqrt()).T.float()
 
     def add(self, x: torch.Tensor, keep: int, squares: bool) -> None:

@@ -11,12 +11,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from quark.torch.algorithms.context import matrix, new_quantizer
+from quark.torch.algorithms.rows import by_scale, finds_infinity, group_of_row
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, calibrate_with, parts
 from quark.torch.first_input import Arguments, attached, first_input, with_input
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
-from quark.torch.observer import refuses_infinity
-from quark.torch.stage import Stage
 
 
 @contextmanager
@@ -62,11 +61,6 @@ def quantize_new(quantizer: Quantizer | None, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def finds_infinity(stage: Stage) -> bool:
-    """Whether finding the range of a stage raises for values that are not finite."""
-    return stage.needs_range and refuses_infinity(stage.observer)
-
-
 def quantized_matrix(item: Match, weight: torch.Tensor) -> torch.Tensor:
     """A weight [out, in] as the layer would quantize it."""
     return rounding_of(item)(weight)
@@ -75,8 +69,13 @@ def quantized_matrix(item: Match, weight: torch.Tensor) -> torch.Tensor:
 def rounding_of(item: Match) -> Callable[[Any], torch.Tensor]:
     """A function: a weight [out, in] as the layer would quantize it."""
     quantizer, transposed = new_quantizer(item, "weight"), item.layer.kind.transposed
+    rows, size = by_scale(item), group_of_row(item)
 
     def rounded(weight: torch.Tensor) -> torch.Tensor:
+        if rows is not None and size is not None and weight.shape[1] % size == 0:
+            made = rows.matrix(weight.reshape(-1, size))
+            if made is not None:
+                return made.reshape(weight.shape)
         stored = quantize_new(quantizer, weight.T if transposed else weight)
         return stored.T if transposed else stored
 
