@@ -10,9 +10,10 @@ import pytest
 
 from quark.errors import ConfigError, DataError
 from quark.numerics.affine import Coding, Grid
+from quark.numerics.blocks import Block
 from quark.numerics.formats import FORMATS, get_format
 from quark.numerics.granularity import Channel, Group, Tensor
-from quark.numerics.rounding import half_even
+from quark.numerics.rounding import RULES, half_even
 from quark.numerics.scales import SCALE_RULES
 
 torch = pytest.importorskip("torch")
@@ -199,6 +200,26 @@ def test_granularity_equals_expanded_parameters(granularity, rows):
         torch.from_numpy(x), torch.from_numpy(scale), torch.from_numpy(zero)
     )
     np.testing.assert_array_equal(on_torch.numpy(), values)
+
+
+@pytest.mark.parametrize("rounding", sorted(RULES))
+def test_parameters_beside_values_round_as_those_of_channels(rounding):
+    """Every format whose elements are rounded alone, with arrays of zero points and with one for all."""
+    rng = np.random.default_rng(0)
+    x, scale = rng.normal(0, 3, (5, 64)).astype(np.float32), rng.uniform(0.01, 0.9, 5).astype(np.float32)
+    zeros = 0 * rng.integers(-2, 3, 5), rng.integers(0, 3, 5), None
+    alone = [Coding(FORMATS[name], Channel(0), rounding, narrow) for name in FORMATS for narrow in (False, True)]
+    for coding, zero in itertools.product([coding for coding in alone if coding.alone], zeros):
+        middle = coding.format.middle if zero is None else zero
+        wanted = coding.fake_quantize(x, scale, np.broadcast_to(middle, 5))
+        column = middle if zero is None else zero[:, None]
+        np.testing.assert_array_equal(coding.beside(x, scale[:, None], column), wanted, err_msg=coding.format.name)
+        tensors = [
+            torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in (scale[:, None], column)
+        ]
+        np.testing.assert_array_equal(coding.beside(torch.from_numpy(x), *tensors).numpy(), wanted)
+    assert not any(coding.alone for coding in alone if isinstance(coding.format, Block))
+    assert not Coding(INT4, rounding="stochastic").alone and not Coding(INT4, scale_rule="e4m3_of_row").alone
 
 
 def test_rows_of_the_table():

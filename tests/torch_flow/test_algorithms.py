@@ -21,7 +21,7 @@ from quark.onnx.quantization.config import algorithm as of_onnx
 from quark.torch import ModelQuantizer
 from quark.torch.algorithms.answers import answers, walk_of
 from quark.torch.algorithms.blocks import find_blocks
-from quark.torch.algorithms.channels import by_channel
+from quark.torch.algorithms.channels import by_channels
 from quark.torch.algorithms.context import ModelContext, Undo
 from quark.torch.algorithms.guard import output_distance
 from quark.torch.algorithms.judge import ScaleJudge
@@ -389,7 +389,8 @@ def test_scales_are_improved_channel_by_channel(layer: str) -> None:
     linear = nn.Linear(64, 48, bias=False)
     size = torch.logspace(-1, 1, 64)[torch.randperm(64)]
     (item,) = match(nn.Sequential(linear), QConfig(LAYERS[layer])).quantized
-    s = by_channel(Place("norm", ("0",)), ScaleJudge([item], torch.randn(256, 64) * size), torch.ones(64))
+    judge = ScaleJudge([item], torch.randn(256, 64) * size)
+    (s,) = by_channels([(Place("norm", ("0",)), judge, torch.ones(64))])
     fresh = ScaleJudge([item], torch.randn(256, 64) * size)
     assert s is not None and fresh.error(s) < 0.9 * fresh.error()
 
@@ -399,9 +400,10 @@ def test_channels_that_share_a_row_keep_a_common_scale() -> None:
     torch.manual_seed(0)
     (item,) = match(nn.Sequential(nn.Linear(32, 8, bias=False)), QConfig(INT4)).quantized
     judge, once = ScaleJudge([item], torch.randn(64, 32)), torch.arange(16)
-    s = by_channel(Place("v", ("0",), channels=torch.cat([once, once])), judge, torch.ones(32))
+    places = [Place("v", ("0",), channels=torch.cat([once, other])) for other in (once, once.flip(0))]
+    s, none = by_channels([(place, judge, torch.ones(32)) for place in places])
     assert s is not None and torch.equal(s[:16], s[16:]) and not torch.equal(s, torch.ones(32))
-    assert by_channel(Place("v", ("0",), channels=torch.cat([once, once.flip(0)])), judge, torch.ones(32)) is None
+    assert none is None
 
 
 @pytest.mark.parametrize("quantized", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch import nn
 from quark.algorithms import awq as mathematics
 from quark.algorithms.svdquant import EXTRA
 from quark.torch import ModelQuantizer
-from quark.torch.algorithms import awq, channels
+from quark.torch.algorithms import awq, channels, scaling
+from quark.torch.algorithms.channels import columns_of
 from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone
 from quark.torch.algorithms.judge import ScaleJudge
 from quark.torch.algorithms.rows import RowsByExtremes
-from quark.torch.algorithms.scaling import Place
+from quark.torch.algorithms.scaling import Place, PlaceInputs, ReadPlace, together
 from quark.torch.matching import match
 from quark.torch.observer import PerGroupMinMaxObserver, UniformScalingObserver
 from quark.torch.quantization.config.config import AWQConfig, QConfig, SVDQuantConfig
@@ -65,13 +67,13 @@ def test_svdquant_decomposes_only_small_matrices(monkeypatch: pytest.MonkeyPatch
     assert sizes and max(sizes) <= 4 + EXTRA
 
 
-def improved(kind: str, layer: nn.Module, shared: bool) -> torch.Tensor | None:
-    """The scales of the inputs of a layer, improved channel by channel."""
+def place_of(kind: str, width: int, rows: int, shared: bool = False) -> tuple[Place, ScaleJudge, torch.Tensor]:
+    """A layer that reads one tensor, inputs of it, and scales to improve channel by channel."""
+    layer = nn.Linear(width, rows, bias=False)
     (item,) = match(nn.Sequential(layer), QConfig(replace(LAYERS[kind], input_tensors=None))).quantized
-    width = layer.weight.shape[1]
     x = torch.randn(256, width) * torch.logspace(-1, 1, width)
     twice = torch.arange(width // 2).repeat(2) if shared else None
-    return channels.by_channel(Place("source", ("0",), channels=twice), ScaleJudge([item], x), torch.ones(width))
+    return Place("source", ("0",), channels=twice), ScaleJudge([item], x), torch.ones(width)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +97,59 @@ def test_a_step_that_rounds_one_column_chooses_what_rounding_all_chooses(
         if every:
             sizes.append(0)
             monkeypatch.setattr(channels.ChannelSearch, "columns", lambda _: None)
-        found.append(improved(kind, nn.Linear(width, 96, bias=False), shared))
+        found += channels.by_channels([place_of(kind, width, 96, shared)])
     few, all_ = found
     assert few is not None and all_ is not None and torch.equal(few, all_) and bool((few != 1).any())
     assert 2 * sizes[0] < sizes[1]
+
+
+def test_places_are_searched_together_as_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other widths and rows, rounded in other ways, with shared rows and groups of another size: in fewer steps."""
+    torch.manual_seed(0)
+    kinds = [("int4", 64, 48), ("int4", 96, 32), ("uint4", 64, 32, True), ("mxfp4", 80, 16), ("int4", 64, 16, True)]
+    places, steps, improved = [place_of(*kind) for kind in kinds], [], channels.improved
+    monkeypatch.setattr(channels, "improved", lambda *each: (steps.append(len(each[0])), improved(*each))[1])
+    found = channels.by_channels(places)
+    few = len(steps)
+    for joined, place in zip(found, places, strict=True):
+        (alone,) = channels.by_channels([place])
+        assert joined is not None and alone is not None
+        assert torch.equal(joined, alone) and bool((joined != 1).any())
+    assert few == len({columns_of(place[1].items[0]) for place in places}) < len(steps) - few == len(places)
+
+
+def test_places_wait_for_those_that_change_their_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = OrderedDict((name, nn.Linear(16, 16)) for name in "abcd")
+    items = {item.layer.name: item for item in match(nn.Sequential(layers), QConfig(LAYERS["int4"])).quantized}
+    seen = PlaceInputs(torch.zeros(16), torch.zeros(16))
+    chain = [("norm", "a"), ("a", "b"), ("c", "d"), ("b", "c")]  # c is divided before it is read, b after
+    asked = [ReadPlace(Place(source, (reader,)), [items[reader]], seen) for source, reader in chain]
+    assert [[one.place.source for one in some] for some in together(asked)] == [["norm", "a", "c"], ["b"]]
+    monkeypatch.setattr(scaling, "TOGETHER", 256)
+    assert [len(some) for some in together(asked)] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4", "w4a8", "mxfp4"])
+def test_many_scales_are_judged_as_one_by_one_and_layers_together_as_each_by_itself(kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, rows, bias=False) for rows in (32, 16, 48))).eval()
+    items, x = match(model, QConfig(LAYERS[kind])).quantized, torch.randn(64, 64)
+    scales = list(torch.rand(40, 64) + 0.5)
+    found = ScaleJudge(items, x).errors(scales)
+    assert found == pytest.approx([ScaleJudge(items, x).error(s) for s in scales], rel=1e-6)
+    each = [ScaleJudge([item], x).errors(scales) for item in items]
+    assert found == pytest.approx([sum(parts) for parts in zip(*each, strict=True)], rel=1e-5)
+    assert len(set(found)) > 30
+
+
+@pytest.mark.parametrize("rank", [16, 5])
+def test_roots_of_squares_stand_for_the_rows(rank: int) -> None:
+    """Where channels follow from others, too: there is no triangular root."""
+    torch.manual_seed(0)
+    x = torch.randn(64, rank) @ torch.randn(rank, 16)
+    inputs = PlaceInputs(torch.zeros(16), torch.zeros(16))
+    inputs.add(x, 64, squares=True)
+    torch.testing.assert_close(inputs.root.T @ inputs.root, x.T @ x, rtol=1e-4, atol=1e-3)
 
 
 class MeanObserver(UniformScalingObserver):

@@ -27,7 +27,7 @@ from quark.numerics.array import (
     namespace,
 )
 from quark.numerics.blocks import Block
-from quark.numerics.chunks import blockwise, like_input
+from quark.numerics.chunks import blockwise, like_input, quiet
 from quark.numerics.elements import Element
 from quark.numerics.formats import Format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
@@ -202,9 +202,9 @@ class Coding:
 
     @property
     def alone(self) -> bool:
-        """Whether what becomes of an element depends on it, its scale and its zero point alone."""
+        """Whether an element is rounded by its scale and its zero point alone, in float32."""
         whole = not isinstance(self.format, Block) and SCALE_RULES[self.scale_rule].parts is None
-        return whole and self.rounding in RULES
+        return whole and self.format.work_dtype == "float32" and self.rounding in RULES
 
     def beside(self, x: Array, scale: Array, zero_point: Operand) -> Same:
         """``fake_quantize`` of float32 under parameters that broadcast against ``x``, where elements are ``alone``.
@@ -212,8 +212,11 @@ class Coding:
         Without what large tensors need: for many small ones, which are rounded thousands of times.
         """
         element: Element = self.format  # type: ignore[assignment]
-        placed = element.place(x / scale, zero_point, RULES[str(self.rounding)], self.narrow)
-        placed *= scale
+        if not isinstance(zero_point, int | float):
+            zero_point = cast(as_array(zero_point), element.work_dtype)
+        with quiet():
+            placed = element.place(x / scale, zero_point, RULES[str(self.rounding)], self.narrow)
+            placed *= scale
         return placed
 
 

@@ -15,7 +15,7 @@ from quark.numerics.granularity import Channel, Group
 from quark.torch.algorithms.context import ModelContext, matrix, new_quantizer, set_matrix
 from quark.torch.algorithms.judge import judge_of, row_by_row
 from quark.torch.algorithms.rows import by_scale
-from quark.torch.algorithms.scaling import Finisher, PlaceInputs, Question, scale_places
+from quark.torch.algorithms.scaling import Finisher, PlaceInputs, ReadPlace, scale_places
 from quark.torch.algorithms.smooth import Family, best_of_families, weight_ranges
 from quark.torch.algorithms.trial import rounding_of
 from quark.torch.config.algorithms import AWQConfig
@@ -29,8 +29,8 @@ PIECE = 1 << 24  # on any other, where each call costs more than its arithmetic
 def run_awq(context: ModelContext, config: AWQConfig) -> None:
     """Scales at every place, then clips of the layers that read it."""
 
-    def family(question: Question) -> Family:
-        items, inputs = question.items, question.inputs
+    def family(one: ReadPlace) -> Family:
+        items, inputs = one.items, one.inputs
         return Family(judge_of(items, inputs), inputs.mean, weight_ranges(items), GRID)
 
     choose = partial(best_of_families, family)

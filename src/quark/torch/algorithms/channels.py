@@ -42,11 +42,6 @@ CHANNELS = 64  # of a group that are tried
 ROWS = 256  # of quantized inputs
 
 
-def by_channel(place: Place, judge: ScaleJudge, s: torch.Tensor) -> torch.Tensor | None:
-    """``by_channels`` of one place."""
-    return by_channels([(place, judge, s)])[0]
-
-
 def by_channels(asked: Sequence[tuple[Place, ScaleJudge, torch.Tensor]]) -> list[torch.Tensor | None]:
     """Better scales for the sum over groups, at several places at once; None where no groups have scales of their own.
 

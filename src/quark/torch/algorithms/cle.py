@@ -22,7 +22,7 @@ from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.context import ModelContext, matrix
 from quark.torch.algorithms.guard import model_error
 from quark.torch.algorithms.judge import ScaleJudge
-from quark.torch.algorithms.scaling import Question, effective, scale_places
+from quark.torch.algorithms.scaling import ReadPlace, effective, scale_places
 from quark.torch.algorithms.smooth import best
 from quark.torch.config.algorithms import CLEConfig
 from quark.torch.layers import kind_of, known_kind, own_parameter
@@ -80,15 +80,15 @@ def answers_of(context: ModelContext) -> list[torch.Tensor]:
 
 
 def equalize_pairs(
-    config: CLEConfig, context: ModelContext, asked: Sequence[Question]
+    config: CLEConfig, context: ModelContext, asked: Sequence[ReadPlace]
 ) -> Iterator[torch.Tensor | None]:
     """Pairs of linear layers of a block, each when those before it are equalized: what it writes counts."""
-    return (equalize_pair(config, context, question) for question in asked)
+    return (equalize_pair(config, context, one) for one in asked)
 
 
-def equalize_pair(config: CLEConfig, context: ModelContext, question: Question) -> torch.Tensor | None:
+def equalize_pair(config: CLEConfig, context: ModelContext, one: ReadPlace) -> torch.Tensor | None:
     """One pair of linear layers of a block."""
-    place, items, inputs = question.place, question.items, question.inputs
+    place, items, inputs = one.place, one.items, one.inputs
     if place.channels is None:
         return None
     source = dict(context.model.named_modules())[place.source]

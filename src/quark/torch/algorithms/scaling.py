@@ -123,11 +123,11 @@ class ScalingChoice:
 
 
 @dataclass(frozen=True)
-class Question:
-    """Where a scale is asked for.
+class ReadPlace:
+    """A place, and what reads it.
 
     Attributes:
-        place: where.
+        place: where a scale is asked for.
         items: the quantized layers that read it.
         inputs: what they read.
     """
@@ -138,7 +138,7 @@ class Question:
 
 
 # the scales of several places, or None, in turn; the readers of none change with the scales of those before
-Chooser = Callable[[ModelContext, Sequence[Question]], Iterable[torch.Tensor | None]]
+Chooser = Callable[[ModelContext, Sequence[ReadPlace]], Iterable[torch.Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ def choices_in(
     try:
         inputs, hidden = read_block(own, run, here, way.squares)
         asked = [
-            Question(place, [way.items[name] for name in place.readers if name in way.items], seen)
+            ReadPlace(place, [way.items[name] for name in place.readers if name in way.items], seen)
             for place, seen in inputs
         ]
         made = [choice for some in together(asked) for choice in choices_at(own, way, some)]
@@ -339,27 +339,27 @@ def choices_in(
         undo.restore()
 
 
-def together(asked: Iterable[Question]) -> Iterator[list[Question]]:
-    """Questions in turn, those of small layers together: none reads what those before it change."""
-    some, changed, size = list[Question](), set[str](), 0
-    for question in asked:
-        place, own = question.place, sum(own_parameter(item.layer.module).numel() for item in question.items)
+def together(asked: Iterable[ReadPlace]) -> Iterator[list[ReadPlace]]:
+    """Places in turn, those of small layers together: no reader is changed by a place before it."""
+    some, changed, size = list[ReadPlace](), set[str](), 0
+    for one in asked:
+        place, own = one.place, sum(own_parameter(item.layer.module).numel() for item in one.items)
         if some and (size + own > TOGETHER or not changed.isdisjoint(place.readers)):
             yield some
             some, changed, size = [], set(), 0
-        some.append(question)
+        some.append(one)
         changed |= {place.source, *place.readers, *place.others}
         size += own
     yield from ([some] if some else [])
 
 
-def choices_at(context: ModelContext, way: ScaleSearch, asked: Sequence[Question]) -> Iterator[ScalingChoice]:
+def choices_at(context: ModelContext, way: ScaleSearch, asked: Sequence[ReadPlace]) -> Iterator[ScalingChoice]:
     """What is chosen at some places, which are changed so."""
-    for question, scale in zip(asked, way.choose(context, asked), strict=True):
-        choice = ScalingChoice(question.place, scale)
+    for one, scale in zip(asked, way.choose(context, asked), strict=True):
+        choice = ScalingChoice(one.place, scale)
         apply(context, way, choice)
         if way.finish is not None:
-            values = way.finish.find(context, question.items, question.inputs, choice.scale)
+            values = way.finish.find(context, one.items, one.inputs, choice.scale)
             choice = replace(choice, values=values)
             apply(context, way, replace(choice, scale=None))
         yield choice

@@ -22,7 +22,7 @@ from quark.dataclass import dataclass
 from quark.torch.algorithms.channels import by_channels
 from quark.torch.algorithms.context import ModelContext, matrix
 from quark.torch.algorithms.judge import ScaleJudge, judge_of
-from quark.torch.algorithms.scaling import Place, Question, effective, scale_places
+from quark.torch.algorithms.scaling import Place, ReadPlace, effective, scale_places
 from quark.torch.config.algorithms import AutoSmoothQuantConfig, SmoothQuantConfig
 from quark.torch.matching import Match
 
@@ -36,11 +36,11 @@ def run_smooth(context: ModelContext, config: SmoothQuantConfig) -> None:
     """SmoothQuant at every place of the model."""
     alpha = config.alpha
 
-    def family(question: Question) -> Family:
-        ranges, inputs = weight_ranges(question.items), question.inputs
+    def family(one: ReadPlace) -> Family:
+        ranges, inputs = weight_ranges(one.items), one.inputs
         whole = smoothing_scales(inputs.amax, ranges, alpha, config.scale_clamp_min)
         grid = [part * alpha for part in PARTS], [part * (1 - alpha) for part in PARTS]
-        return Family(judge_of(question.items, inputs), inputs.amax, ranges, grid, (whole,))
+        return Family(judge_of(one.items, inputs), inputs.amax, ranges, grid, (whole,))
 
     choose = partial(best_of_families, family)
     scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, squares=True)
@@ -50,9 +50,9 @@ def run_autosmooth(context: ModelContext, config: AutoSmoothQuantConfig) -> None
     """The best exponents at every place of the model."""
     power = POWERS[config.compute_scale_loss]
 
-    def family(question: Question) -> Family:
-        judge = judge_of(question.items, question.inputs, power)
-        return Family(judge, question.inputs.amax, weight_ranges(question.items), GRID)
+    def family(one: ReadPlace) -> Family:
+        judge = judge_of(one.items, one.inputs, power)
+        return Family(judge, one.inputs.amax, weight_ranges(one.items), GRID)
 
     choose = partial(best_of_families, family)
     scale_places(context, config.scaling_layers, config.model_decoder_layers or "", choose, squares=power == 2)
@@ -82,14 +82,14 @@ class Family:
 
 
 def best_of_families(
-    family: Callable[[Question], Family], context: ModelContext, asked: Sequence[Question]
+    family: Callable[[ReadPlace], Family], context: ModelContext, asked: Sequence[ReadPlace]
 ) -> Iterator[torch.Tensor | None]:
     """The best scale of each place's family, improved channel by channel; None: none lowers the error."""
-    families = [family(question) for question in asked]
-    starts = [best_start(context, question.place, own) for question, own in zip(asked, families, strict=True)]
+    families = [family(one) for one in asked]
+    starts = [best_start(context, one.place, own) for one, own in zip(asked, families, strict=True)]
     here = [
-        (question.place, own.judge, torch.ones_like(own.inputs) if start is None else start)
-        for question, own, start in zip(asked, families, starts, strict=True)
+        (one.place, own.judge, torch.ones_like(own.inputs) if start is None else start)
+        for one, own, start in zip(asked, families, starts, strict=True)
     ]
     for (_, judge, _), start, finer in zip(here, starts, by_channels(here), strict=True):
         found = [finer, start]
