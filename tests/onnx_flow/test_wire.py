@@ -163,6 +163,15 @@ def test_a_file_is_what_the_serializer_writes(make: Any, external: bool, lazy: b
         assert (tmp_path / "written.onnx").read_bytes() == to_proto(model).SerializeToString()
 
 
+@pytest.mark.parametrize("store", ["typed", "raw"])
+def test_weights_of_nodes_and_bodies_run_from_where_they_are(store: str, tmp_path: Path) -> None:
+    onnx.save(everywhere(TensorProto.DOUBLE, store), tmp_path / "m.onnx")
+    for branch in (True, False):
+        feed = {"x": np.arange(64.0), "c": np.array(branch)}
+        mine, plain = (Runner(load(tmp_path / "m.onnx", one), ["y"]).run(feed).values["y"] for one in (True, False))
+        np.testing.assert_array_equal(mine, plain)
+
+
 @pytest.mark.parametrize("shift", range(4))
 def test_weights_that_stay_in_the_file_are_read_there(shift: int, tmp_path: Path) -> None:
     weight = helper.make_tensor("w", TensorProto.FLOAT, [64, 32], np.random.default_rng(0).standard_normal(2048))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -198,7 +199,7 @@ def _from_proto(
     except (ir.serde.SerdeError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{source} is not a valid ONNX model: {_innermost(error)}") from error
 
-    def own(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+    def own(tensor: ir.TensorProtocol, name: str, in_place: bool = False) -> ir.TensorProtocol:
         if isinstance(tensor, ir.ExternalTensor):
             if weights is not None and tensor.location == weights.token:
                 return weights.place(tensor, name) if in_place else weights.read(tensor, name)
@@ -208,14 +209,15 @@ def _from_proto(
         except ValueError as error:
             raise ModelError(f"{source}: the data of {name!r} do not fit its shape or type: {error}") from error
 
-    _replace_tensors(model, own)
+    _replace_tensors(model, own, partial(own, in_place=in_place))
     return _tidied(model, source)
 
 
-def _replace_tensors(model: ir.Model, copy: Copy) -> None:
+def _replace_tensors(model: ir.Model, copy: Copy, held: Copy | None = None) -> None:
+    """Give each tensor an object of ours; ``held``: each initializer, where that may be in a file."""
     for value in _initializers(model):
         if value.const_value is not None:
-            value.const_value = copy(value.const_value, str(value.name))
+            value.const_value = (held or copy)(value.const_value, str(value.name))
     for node, attr in _tensor_attributes(model):
         node.attributes[attr.name] = ir.AttrTensor(attr.name, copy(attr.value, attr.value.name or ""))
 
