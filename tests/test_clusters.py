@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from typing import Any
 import joblib
 import onnx
 import pytest
+import torch
 import transformers
 from tests.onnx_flow import models
 from typer.testing import CliRunner
 
+from quark import parallel
 from quark.cli.app import app
+from quark.errors import ConfigError, QuarkError
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "vocab_size": 64}
@@ -78,6 +82,41 @@ def dask() -> Iterator[None]:
 @pytest.mark.usefixtures("dask")
 def test_every_flow_on_dask_gives_what_a_serial_run_gives(work: Path) -> None:
     compare(work, "dask", quark)
+
+
+def part(number: int) -> list[torch.Tensor]:
+    time.sleep(0.02 * (number % 3))
+    return [torch.full((2,), number, dtype=torch.bfloat16)]
+
+
+def die(number: int) -> None:
+    os._exit(9)
+
+
+@pytest.mark.usefixtures("dask")
+def test_dask_gives_every_result_or_an_error() -> None:
+    """Of a type that Dask does not write by itself; and of calls that no worker survives, for which joblib waits."""
+    with joblib.parallel_config("dask"):
+        calls = [parallel.delayed(part, k) for k in range(9)]
+        assert [int(found[0]) for (found,) in parallel.results(calls, None)] == list(range(9))
+        assert sorted(int(found[0]) for (found,) in parallel.results(calls, 2, ordered=False)) == list(range(9))
+        first = parallel.results(calls, 2)
+        assert int(next(first)[0][0]) == 0
+        first.close()  # type: ignore[attr-defined]  # what was asked for is taken back
+        with pytest.raises(QuarkError, match="a worker was killed at its work"):
+            list(parallel.results([parallel.delayed(die, k) for k in range(3)], None))
+
+
+def test_a_scheduler_without_workers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(parallel, "SECONDS", 0.2)
+    with (
+        distributed.LocalCluster(n_workers=0, dashboard_address=None) as cluster,
+        distributed.Client(cluster),
+        joblib.parallel_config("dask", wait_for_workers_timeout=0),
+        pytest.raises(ConfigError, match="has no worker: start some, `dask worker tcp://"),
+    ):
+        parallel.count(None, "processes")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from joblib._parallel_backends import ThreadingBackend
 
 from quark import parallel
 from quark.cli import main
-from quark.errors import ConfigError
+from quark.errors import ConfigError, QuarkError
 
 
 class Together(ThreadingBackend):
@@ -29,6 +30,15 @@ def test_every_backend_gives_the_same_results(backend: str, ordered: bool) -> No
     with joblib.parallel_config(backend, n_jobs=2):
         found = list(parallel.results((joblib.delayed(divmod)(k, 7) for k in range(23)), None, ordered=ordered))
     assert (found if ordered else sorted(found)) == [divmod(k, 7) for k in range(23)]
+
+
+def die(number: int) -> None:
+    os._exit(9)
+
+
+def test_a_worker_that_is_killed_is_told_in_a_sentence() -> None:
+    with joblib.parallel_config("loky", n_jobs=2), pytest.raises(QuarkError, match="a worker was killed at its work"):
+        list(parallel.results([parallel.delayed(die, 1)] * 2, None))
 
 
 def test_calls_are_read_as_they_are_needed() -> None:

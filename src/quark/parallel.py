@@ -3,8 +3,9 @@
     threading   threads of this process              loky   processes of this machine
     dask        a ``distributed.Client``             ray    a cluster of Ray
 
-A backend that hands over all results at the end (Ray's) gets the calls in portions, so that progress is seen, what was
-finished is kept, and results are the same in the same order.
+Dask's client is asked for calls itself: joblib waits for ever for one that no worker of Dask survives, and for a result
+that Dask cannot write. A backend that hands over all results at the end (Ray's) gets the calls in portions, so that
+progress is seen, what was finished is kept, and results are the same in the same order.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, Literal
 
-from quark.errors import ConfigError, check_name
+from quark.errors import ConfigError, QuarkError, check_name
 
 BACKENDS = ("threading", "loky", "dask", "ray")
 MOST = 1024  # workers; each is a thread or a process of this machine or of a cluster
+SECONDS = 10  # that Dask's scheduler has for a first worker to come
+LOST = ("TerminatedWorkerError", "KilledWorker", "FutureCancelledError", "WorkerCrashedError")  # loky, Dask twice, Ray
 PORTION = 2  # calls per worker that are handed to a backend which returns them together
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # what ``joblib.delayed(function)(...)`` makes
 
@@ -38,8 +41,7 @@ def before_calls(function: Callable[..., Any], *positional: Any) -> Iterator[Non
 
 
 class _Sealed:
-    """What a call returned, in one piece: Dask looks into lists for what it writes itself, and waits for ever where it
-    cannot (tensors of bfloat16)."""
+    """A call or what it returned, in one piece: Dask takes lists apart, and writes no tensors of bfloat16."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -51,6 +53,10 @@ def _elsewhere(before: Mapping[Callable[..., Any], tuple[Any, ...]], call: Call)
         function(*positional)
     function, positional, named = call
     return _Sealed(function(*positional, **named))
+
+
+def _opened_elsewhere(call: _Sealed) -> _Sealed:
+    return _elsewhere(*call.value)
 
 
 def delayed(function: Callable[..., Any], *positional: Any) -> Call:
@@ -75,14 +81,37 @@ def results(
         ahead: calls that are read before they are needed.
 
     Raises:
-        ConfigError: more workers than are taken.
+        ConfigError: more workers than are taken, or a scheduler without any.
+        QuarkError: a worker was killed.
     """
-    import joblib
-
     if workers is not None and workers > MOST:
         raise ConfigError(f"workers is {workers}; at most {MOST} are taken")
+    try:
+        yield from _results(calls, workers, prefer, ordered, ahead)
+    except Exception as error:
+        if type(error).__name__ not in LOST:
+            raise
+        reason = " ".join(str(error).split())
+        raise QuarkError(
+            f"a worker was killed at its work, mostly for want of memory: let fewer work at once, or give each more; "
+            f"what is finished is kept where the job can go on ({reason:.200})"
+        ) from error
+
+
+def _results(
+    calls: Iterable[Call],
+    workers: int | None,
+    prefer: Literal["threads", "processes"] | None,
+    ordered: bool,
+    ahead: int | str,
+) -> Iterator[Any]:
+    import joblib
 
     backend, _ = joblib.parallel.get_active_backend(prefer=prefer)
+    client = _client_of(backend)
+    if client is not None:
+        yield from _by_dask(client, calls, ordered, ahead if isinstance(ahead, int) else 2 * _threads_of(client))
+        return
     if not getattr(backend, "supports_sharedmem", False):
         calls = (delayed(_elsewhere, dict(_BEFORE), call) for call in calls)
     streams = bool(getattr(backend, "supports_return_generator", False))
@@ -94,6 +123,47 @@ def results(
     waiting, size = iter(calls), PORTION * max(1, joblib.effective_n_jobs(workers))
     while portion := list(islice(waiting, size)):
         yield from map(_opened, parallel(portion))
+
+
+def _client_of(backend: Any) -> Any:
+    """Dask's client that a backend of joblib works with; None: it is another backend."""
+    return backend.client if type(backend).__name__ == "DaskDistributedBackend" else None
+
+
+def _threads_of(client: Any) -> int:
+    """How many calls Dask's workers make at once.
+
+    Raises:
+        ConfigError: there is no worker, nor comes one.
+    """
+    try:
+        client.wait_for_workers(1, timeout=SECONDS)
+    except TimeoutError as error:
+        address = client.scheduler.address
+        raise ConfigError(
+            f"Dask's scheduler at {address} has no worker: start some, `dask worker {address}`"
+        ) from error
+    return sum(client.nthreads().values())
+
+
+def _by_dask(client: Any, calls: Iterable[Call], ordered: bool, most: int) -> Iterator[Any]:
+    """``results`` of Dask's workers, of which ``most`` are asked for before they are needed."""
+    distributed, left = import_module("distributed"), iter(calls)
+
+    def asked(count: int) -> list[Any]:
+        sent = (client.scatter(_Sealed((dict(_BEFORE), call)), hash=False) for call in islice(left, count))
+        return [client.submit(_opened_elsewhere, data, pure=False) for data in sent]
+
+    waiting = asked(most)
+    try:
+        while waiting:
+            done = waiting[0] if ordered else distributed.wait(waiting, return_when="FIRST_COMPLETED").done.pop()
+            found = done.result().value
+            waiting.remove(done)
+            waiting.extend(asked(1))
+            yield found
+    finally:
+        client.cancel(waiting)
 
 
 def _opened(found: Any) -> Any:
@@ -112,6 +182,9 @@ def count(workers: int | None, prefer: Literal["threads", "processes"]) -> int:
     import joblib
 
     backend, set_to = joblib.parallel.get_active_backend(prefer=prefer)
+    client = _client_of(backend)
+    if client is not None:
+        return workers or _threads_of(client)
     return max(1, backend.effective_n_jobs(n_jobs=set_to if workers is None else workers))
 
 
