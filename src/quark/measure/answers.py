@@ -36,6 +36,7 @@ from quark.measure.distance import ChannelSums
 from quark.measure.logits import Reading, reading_of
 from quark.measure.score import groups_of
 from quark.measure.signals import is_signal
+from quark.numerics.metrics import median
 
 Kind = Literal["classes", "scores", "boxes", "labels", "values"]
 
@@ -264,7 +265,7 @@ def kind_of(x: np.ndarray) -> Kind:
         return "scores"
     logits = x.shape[-1] >= 2 if x.ndim == 2 else x.ndim == 3 and x.shape[-1] >= VOCABULARY
     if x.shape[-1] >= VOCABULARY:  # sounds and features come in as long rows, in which nothing stands out
-        logits = logits and float(np.median(_softmax_peak(x))) * x.shape[-1] >= OUTSTANDING
+        logits = logits and median(_softmax_peak(x).reshape(-1)) * x.shape[-1] >= OUTSTANDING
     return "classes" if logits and not _bounded(x) else "values"
 
 
