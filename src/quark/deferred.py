@@ -80,3 +80,24 @@ def _exists(name: str) -> bool:
     places = [] if spec is None else spec.submodule_search_locations or []
     inner = rest.replace(".", "/")
     return spec is not None and (not rest or any(Path(place, f"{inner}.py").is_file() for place in places))
+
+
+class WhenUsed(ModuleType):
+    """Stands for a library in one module of ours that is read where the library may never be needed."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A name of the library, which is loaded now; kept, since it may be asked for in loops."""
+        found = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, found)
+        return found
+
+
+def when_used(name: str) -> Any:
+    """A library for the module that asks alone; others see nothing of it, in ``sys.modules`` for one.
+
+    if TYPE_CHECKING:
+        import torch
+    else:
+        torch = when_used("torch")
+    """
+    return WhenUsed(name)

@@ -15,27 +15,22 @@ from quark.cli import torch_refusals as refusals
 from quark.config.file_formats import tried
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.config.model import QConfig, QLayerConfig
-from quark.torch.config.schemes import KV_SCHEMES, NAMES, cache_scheme, scheme
+from quark.torch.config.schemes import NAMES, scheme
 from quark.torch.files import quantize
 from quark.torch.files.loading import import_model_from_safetensors
 from quark.torch.language import load_model
 
+STATIC = tuple(name for name in NAMES if refusals.is_static(scheme(name), "input_tensors"))
+STATIC_CACHES = ("fp8", "fp8_per_head", "int8", "int4_per_channel")
 
-def test_the_tables_are_those_of_the_schemes() -> None:
-    static = {name for name in NAMES if any(stage.calibrated for stage in scheme(name).stages("input_tensors"))}
-    assert sorted(refusals.SCHEMES) == sorted(NAMES)
-    assert set(refusals.STATIC) == static
-    caches = {
-        name: any(stage.calibrated for part in cache_scheme(name) for stage in part.stages("output_tensors"))
-        for name in KV_SCHEMES
-    }
-    assert caches == refusals.CACHES
-    without = {"hqq", "rotation"}  # weights alone; a sample is made where there is none
+
+def test_names_of_algorithms_are_those_of_the_flow() -> None:
+    without = {"hqq", "rotation", "bias_correction"}  # weights alone; a sample is made where there is none
     known = {row.config.name for row in ALGORITHMS}
-    assert known - without - {"bias_correction"} == set(refusals.SAMPLED)
-    assert known <= set(refusals.ALGORITHMS)
+    assert known - without == set(refusals.SAMPLED)
     assert {TORCH.get(name, name) for name in refusals.ALGORITHMS} == known
     assert set(NAMES) <= tried()
+    assert {"fp8", "int8", "nvfp4"} < set(STATIC) and "mxfp4" not in STATIC
 
 
 REFUSED = [
@@ -82,9 +77,9 @@ REFUSED += [
     [command, *TYPED, *words]
     for command in ("quantize", "quantize-files")
     for words in (
-        *([name] for name in refusals.STATIC),
+        *([name] for name in STATIC),
         *(["int4_wo_32", "-a", name] for name in refusals.SAMPLED),
-        *(["int4_wo_32", "--kv-cache", name] for name, static in refusals.CACHES.items() if static),
+        *(["int4_wo_32", "--kv-cache", name] for name in STATIC_CACHES),
     )
 ]
 
@@ -159,11 +154,6 @@ def test_the_version_of_torch_is_read_without_loading_it() -> None:
 def test_no_more_workers_than_can_be_started() -> None:
     with pytest.raises(refusals.ConfigError, match="workers is 100000; at most 1024"):
         list(parallel.results([], 100_000))
-
-
-def test_registered_schemes_are_for_those_who_know_them() -> None:
-    """In a process that has loaded the schemes, they are asked."""
-    refusals.check_names("a_scheme_of_mine", None, ())
 
 
 def test_layers_of_their_own_are_for_those_who_know_the_model() -> None:

@@ -29,8 +29,9 @@ from quark.torch.config.algorithms import AlgoConfig, GPTQConfig
 from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import NAMES, base_name, scheme
 from quark.torch.config.tensor import QTensorConfig
-from quark.torch.config_file import check_candidate, config_of, read_values
+from quark.torch.config_file import check_candidate, read_values
 from quark.torch.export.api import export_gguf
+from quark.torch.from_values import config_of
 from quark.torch.layer_runs import lay_out, measure, open_runs, traffic_of
 from quark.torch.search import ASKED, save_plan, search, types_of
 from quark.torch.sensitivity import TorchSearchGoal, sensitivity

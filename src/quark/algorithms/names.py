@@ -16,12 +16,16 @@ class AlgorithmNames:
         torch: the same for the torch flow.
         also: what else may be typed for it.
         samples: the torch flow needs samples for it.
+        tunes: in the torch flow it runs at final scales, after the ranges are known; False: it changes the float model.
+        codes: there it chooses codes under given steps, which types of GGML do not have.
     """
 
     onnx: str
     torch: str
     also: tuple[str, ...] = ()
     samples: bool = True
+    tunes: bool = False
+    codes: bool = False
 
 
 ROWS = (
@@ -32,14 +36,14 @@ ROWS = (
     AlgorithmNames("awq", "awq"),
     AlgorithmNames("quarot", "rotation", samples=False),
     AlgorithmNames("svdquant", "svdquant"),
-    AlgorithmNames("gptq", "gptq"),
-    AlgorithmNames("gptaq", "gptaq"),
-    AlgorithmNames("qronos", "qronos"),
-    AlgorithmNames("autoround", "autoround"),
-    AlgorithmNames("adaround", "adaround"),
-    AlgorithmNames("adaquant", "adaquant"),
-    AlgorithmNames("", "hqq", samples=False),
-    AlgorithmNames("bias_correction", "bias_correction", ("bc",), samples=False),
+    AlgorithmNames("gptq", "gptq", tunes=True, codes=True),
+    AlgorithmNames("gptaq", "gptaq", tunes=True, codes=True),
+    AlgorithmNames("qronos", "qronos", tunes=True, codes=True),
+    AlgorithmNames("autoround", "autoround", tunes=True, codes=True),
+    AlgorithmNames("adaround", "adaround", tunes=True, codes=True),
+    AlgorithmNames("adaquant", "adaquant", tunes=True, codes=True),
+    AlgorithmNames("", "hqq", samples=False, tunes=True, codes=True),
+    AlgorithmNames("bias_correction", "bias_correction", ("bc",), samples=False, tunes=True),
     AlgorithmNames("calibration_search", ""),
     AlgorithmNames("auto_mixprecision", ""),
 )
@@ -47,6 +51,8 @@ ONNX = {name: row.onnx for row in ROWS if row.onnx for name in (row.torch, *row.
 """In the ONNX flow: what else may be typed -> the name."""
 TORCH = {name: row.torch for row in ROWS if row.torch for name in (row.onnx, *row.also) if name not in ("", row.torch)}
 """The same for the torch flow."""
+TUNING = tuple(row.torch for row in ROWS if row.tunes)
+"""What can be for single layers of the torch flow."""
 
 
 def parted(text: str) -> tuple[str, str]:

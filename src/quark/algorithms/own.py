@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quark.algorithms.columns import Columns
-from quark.algorithms.names import TAKEN, same
+from quark.algorithms.names import ROWS, TAKEN, same
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, is_of, users_code, words_of
 
@@ -108,3 +108,8 @@ def _signature(name: str, function: Function) -> inspect.Signature:
         return inspect.signature(function)
     except ValueError as error:
         raise ConfigError(f"the algorithm {name!r} must be a function of Python, not {function!r}") from error
+
+
+def chooses_codes(name: str) -> bool:
+    """Whether an algorithm of the torch flow chooses codes under given steps, as all that are registered do."""
+    return name in OWN or any(row.codes for row in ROWS if row.torch == name)

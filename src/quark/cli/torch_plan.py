@@ -68,13 +68,13 @@ def decided(request: Explained, *windows: int) -> tuple[dict[str, Any], TorchFor
     check_reader(typed, request.kv_cache, request.format, request.program)
     values = chosen_values(request)
     format = checked_format(request, values)
-    from quark.torch.config_file import config_of
     from quark.torch.export.before_work import check_before_work
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.export.write_as import config_for
     from quark.torch.files.prequantized import check_float
     from quark.torch.files.skeleton import float_type, read_skeleton
     from quark.torch.forecast import forecast
+    from quark.torch.from_values import config_of
 
     check_float(request.model)
     checkpoint = read_checkpoint(request.model)

@@ -260,9 +260,9 @@ def decided(model: Any, request: FolderJob, values: dict[str, Any], format: str)
 
 def fitted(model: Any, request: FolderJob, values: dict[str, Any], format: str, dtype: Any) -> QConfig:
     """How a model, or its skeleton, of a type is quantized; refused where the format does not fit it."""
-    from quark.torch.config_file import config_of
     from quark.torch.export.before_work import check_before_work
     from quark.torch.export.write_as import config_for
+    from quark.torch.from_values import config_of
 
     config = planned(request, config_for(config_of(values, model), format, request.program, dtype))
     check_before_work(model, config, format, request.program, request.model)

@@ -1,7 +1,6 @@
 """What a command of ``quark torch`` refuses by names alone, before torch is loaded, which takes seconds.
 
-The tables repeat what ``quark.torch`` says of its schemes and algorithms; a test holds them to it. What they let pass
-is checked again by those who know more.
+What is let pass is checked again by those who know more.
 """
 
 from __future__ import annotations
@@ -16,27 +15,13 @@ from pathlib import Path
 from quark.algorithms.names import ROWS, TORCH
 from quark.algorithms.own import OWN
 from quark.config.file_formats import check_caches, check_formats, chosen_format
-from quark.errors import ConfigError, DataError, ModelError, check_name, unknown
+from quark.errors import ConfigError, DataError, ModelError, unknown
 from quark.files.folder import UNFINISHED, check_detour, check_target
+from quark.torch.config.algorithms import AlgoConfig
+from quark.torch.config.model import QLayerConfig
+from quark.torch.config.schemes import cache_scheme
+from quark.torch.config.schemes import scheme as named
 
-GROUPS = ("32", "64", "128", "per_channel")
-WEIGHT_ONLY = (*(f"{kind}_wo_{size}" for kind in ("int4", "uint4") for size in GROUPS), "int8_wo_per_channel")
-DYNAMIC = (
-    *("mxfp4_weight_only", "int4_wa_64", "ptpc_int8", "ptpc_fp8", "fp8_block", "int4_fp8", "int4_fp8_128"),
-    *("int4_int8_128", "mxfp8", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxfp4_mxfp6_e2m3", "amdfp4", "amdfp4_g32"),
-    *("mx6", "mx9", "bfp16"),
-)
-STATIC = ("int8", "fp8", "mxfp4_fp8", "amdfp4_global16", "amdfp4_global32", "nvfp4", "fp4_block16_scale_e4m3")
-GGUF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-SCHEMES = (*WEIGHT_ONLY, *DYNAMIC, *STATIC, *GGUF)
-CACHES = {
-    "fp8": True,
-    "fp8_per_head": True,
-    "int8": True,
-    "int8_per_token": False,
-    "int4_per_token": False,
-    "int4_per_channel": True,
-}
 SAMPLED = tuple(row.torch for row in ROWS if row.torch and row.samples)  # algorithms that need samples
 TEXTS = (".txt", ".md")
 #: Names of files that a tokenizer may lie in, of all its kinds.
@@ -60,10 +45,9 @@ def check_names(scheme: str | None, kv_cache: str | None, layers: Sequence[str])
         ConfigError: an unknown scheme; the nearest name is shown.
     """
     for name in typed_schemes(scheme, layers):
-        if name.partition(":")[0] not in SCHEMES and built_in_alone():  # a calibration method may stand behind
-            raise ConfigError(unknown("quantization scheme", name, SCHEMES))
+        named(name)
     if kv_cache is not None:
-        check_name("KV cache scheme", kv_cache, CACHES)
+        cache_scheme(kv_cache)
 
 
 def typed_schemes(scheme: str | None, layers: Sequence[str]) -> list[str]:
@@ -77,9 +61,9 @@ def check_algorithms(names: Sequence[str]) -> None:
     Raises:
         ConfigError: the nearest name is shown.
     """
-    known = [*dict.fromkeys((*ALGORITHMS, *OWN))]
+    known = [*dict.fromkeys((*ALGORITHMS, *AlgoConfig.registry))]
     for name in names:
-        if name not in known and "quark.torch.config.algorithms" not in sys.modules:
+        if name not in known:
             raise ConfigError(unknown("algorithm", name, known))
 
 
@@ -165,23 +149,21 @@ def check_samples(
     Raises:
         DataError: static activations or an algorithm.
     """
-    if scheme in STATIC and not layers:
+    if scheme is not None and not layers and is_static(named(scheme), "input_tensors"):
         raise DataError(
             f"the scheme {scheme!r} has static activations, which need samples: {way}, or use a dynamic or "
             f"weight-only scheme (`quark torch schemes` lists them)"
         )
-    if kv_cache is not None and CACHES[kv_cache]:
+    if kv_cache is not None and any(is_static(one, "output_tensors") for one in cache_scheme(kv_cache)):
         raise DataError(f"the KV cache scheme {kv_cache!r} has static ranges, which need samples: {way}")
     for name in algorithms:
         if TORCH.get(name, name) in (*SAMPLED, *OWN):
             raise DataError(f"the algorithm {name!r} needs samples: {way}")
 
 
-def built_in_alone() -> bool:
-    """Whether nobody in this process can have registered schemes, or formats, which have schemes of their own."""
-    from quark.numerics.formats import BUILT_IN, FORMATS
-
-    return "quark.torch.config.schemes" not in sys.modules and set(FORMATS) <= set(BUILT_IN)
+def is_static(layer: QLayerConfig, slot: str) -> bool:
+    """Whether a tensor of a layer has a range that is found on samples."""
+    return any(stage.calibrated for stage in layer.stages(slot))
 
 
 def split_layers(texts: Sequence[str]) -> dict[str, str]:

@@ -2,15 +2,13 @@
 ``LLMTemplate`` makes configurations of language models; ``export_safetensors`` writes the quantized model and
 ``import_model_from_safetensors`` reads it.
 
-All but ``ModelQuantizer`` is loaded when it is first asked for, so that importing this module stays cheap; so are
-algorithms and graph mode.
+All is loaded when it is first asked for, so that importing this module stays cheap, and so that what names, headers
+and configurations alone decide (``quark.torch.config``, ``files/headers.py``) is decided before torch is loaded.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-from quark.torch.quantizer import ModelQuantizer
 
 if TYPE_CHECKING:
     from quark.torch.config.type import QuantFlow
@@ -23,11 +21,13 @@ if TYPE_CHECKING:
     )
     from quark.torch.graph.batch_norm import fold_batch_norm
     from quark.torch.learned import learned_scales
+    from quark.torch.quantizer import ModelQuantizer
     from quark.torch.template import LLMTemplate
 
 _EXPORT = "quark.torch.export.api"
 _LATE = {  # where the other names are
     "LLMTemplate": "quark.torch.template",
+    "ModelQuantizer": "quark.torch.quantizer",
     "QuantFlow": "quark.torch.config.type",
     "fold_batch_norm": "quark.torch.graph.batch_norm",
     "learned_scales": "quark.torch.learned",

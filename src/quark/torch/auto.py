@@ -21,6 +21,7 @@ from typing import Any
 
 from torch import nn
 
+from quark.algorithms.own import chooses_codes
 from quark.config.file_formats import FORMATS, PROGRAMS, format_for, works
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, ModelError, QuarkError
@@ -33,13 +34,12 @@ from quark.search.function import checked_reference, score_of
 from quark.search.parts import split
 from quark.search.target import Target
 from quark.search.values import FLOAT
-from quark.torch.algorithms.registry import chooses_codes
 from quark.torch.config.schemes import GGUF, NAMES
 from quark.torch.config.schemes import scheme as named
-from quark.torch.config_file import config_of
 from quark.torch.digest import digest_of_samples, identity_of_model
 from quark.torch.export.before_work import check_before_work
 from quark.torch.export.write_as import config_for, export_as
+from quark.torch.from_values import config_of
 from quark.torch.layer_runs import (
     FloatOutputs,
     Traffic,

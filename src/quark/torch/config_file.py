@@ -11,26 +11,24 @@
     found: {…}                         # what a search measured; nothing reads it
 
 A file that holds ``global_quant_config`` instead is a whole ``QConfig`` as ``to_dict`` writes it.
+
+Nothing here needs torch: mistakes are told before it is loaded. ``from_values.py`` has what a file means for a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from quark.algorithms.own import OWN
-from quark.errors import ConfigError, ModelError, check_names
+from quark.algorithms.names import TUNING
+from quark.algorithms.own import OWN, chooses_codes
+from quark.errors import ConfigError, check_names
 from quark.search.plan_file import read_config
 from quark.search.values import FLOAT
-from quark.torch.algorithms.registry import ALGORITHMS, chooses_codes
-from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import GGUF, base_name, scheme
-from quark.torch.template import LLMTemplate
 
 KEYS = ("scheme", "algorithms", "kv_cache", "exclude", "also_exclude", "layers", "found")
 WHOLE = "global_quant_config"
@@ -82,40 +80,6 @@ def schemes_of(values: Mapping[str, Any]) -> list[str]:
     return [base_name(split(value)[0]) for value in named if value != FLOAT]
 
 
-def config_of(values: Mapping[str, Any], model: nn.Module) -> QConfig:
-    """The configuration that keys and values stand for, of one model.
-
-    Raises:
-        ConfigError: as ``check_values``.
-    """
-    check_values(values)
-    if WHOLE in values:
-        return QConfig.from_dict(values)
-    layers = values.get("layers") or {}
-    chosen = {name: split(value)[0] for name, value in layers.items() if value != FLOAT}
-    template = template_of(model, values.get("exclude") is not None and not values.get("kv_cache"))
-    config = template.get_config(
-        values["scheme"],
-        values.get("algorithms") or None,
-        values.get("kv_cache"),
-        layer_config=chosen,
-        exclude_layers=values.get("exclude"),
-    )
-    floats = [name for name, value in layers.items() if value == FLOAT]
-    algorithms = [*(config.algo_config or []), *tuning_of(layers, values.get("algorithms") or ())]
-    more = values.get("also_exclude") or ()
-    return replace(config, exclude=[*config.exclude, *more, *floats], algo_config=algorithms or None)
-
-
-def tuning_of(layers: Mapping[str, str], everywhere: Iterable[str]) -> list[AlgoConfig]:
-    """The algorithms of single layers, each once with the layers that it is for."""
-    found: dict[str, list[str]] = {}
-    for layer, value in layers.items():
-        for name in split(value)[1]:
-            found.setdefault(name, []).append(layer)
-    return [AlgoConfig.registry[name](layers=names) for name, names in found.items() if name not in everywhere]
-
-
 def split(candidate: str) -> tuple[str, list[str]]:
     """Scheme and algorithms of ``scheme+algorithm``."""
     name, *algorithms = candidate.split("+")
@@ -130,26 +94,7 @@ def check_candidate(candidate: str) -> None:
     """
     name, algorithms = split(candidate)
     scheme(name)
-    tuning = [*(row.config.name for row in ALGORITHMS if row.tunes), *OWN]
-    check_names("algorithm for single layers", algorithms, tuning)
+    check_names("algorithm for single layers", algorithms, [*TUNING, *OWN])
     for algorithm in algorithms:
         if name in GGUF and chooses_codes(algorithm):
             raise ConfigError(f"{candidate!r}: {name} chooses codes with its scales, so {algorithm!r} cannot")
-
-
-def template_of(model: nn.Module, told: bool) -> LLMTemplate:
-    """The template of a model; an empty one for a model that is not a language model.
-
-    Args:
-        model: any model.
-        told: whether the configuration says which layers stay float.
-
-    Raises:
-        ModelError: a language model that is not recognized, and nobody says which layers stay float.
-    """
-    try:
-        return LLMTemplate.for_model(model)
-    except ModelError:
-        if not told and hasattr(model, "get_output_embeddings"):
-            raise
-        return LLMTemplate(type(model).__name__)

@@ -17,11 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quark.config.tensor import TensorSpec
+from quark.deferred import when_used
 from quark.errors import ConfigError, DataError
 from quark.numerics.affine import Coding
 from quark.numerics.granularity import Tensor
@@ -30,7 +29,13 @@ from quark.observers.histogram import Histogram
 from quark.observers.registry import OWN_METHODS, SEARCHES, count, rows_of
 from quark.observers.statistics import Statistic
 
-Range = tuple[torch.Tensor, torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+    Range = tuple[torch.Tensor, torch.Tensor]
+else:
+    torch = when_used("torch")  # configurations name these classes before a tensor is there
+
 #: A subclass that writes one of these finds ranges its own way.
 OWN_CODE = ("__init__", "__call__", "observe", "range", "settings")
 PIECE = (1 << 15) - 1  # elements that torch works on in one thread, and that stay in the cache

@@ -32,9 +32,10 @@ from quark.search.values import FLOAT, Found
 from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import base_name, scheme
 from quark.torch.config.tensor import QTensorConfig
-from quark.torch.config_file import WHOLE, check_values, config_of, split, template_of
+from quark.torch.config_file import WHOLE, check_values, split
 from quark.torch.digest import digest_of_samples
 from quark.torch.export.before_work import check_built_in
+from quark.torch.from_values import config_of, template_of
 from quark.torch.layer_runs import FloatOutputs, lay_out, measure, running, traffic_of
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.sensitivity import NO_USE, TorchSearchGoal, first_scheme, source_of, trials_of

@@ -43,11 +43,12 @@ from quark.search.trials import (
 from quark.search.values import FLOAT, Study, check_distinct
 from quark.torch import one_pass
 from quark.torch.config.model import QConfig
-from quark.torch.config_file import check_candidate, config_of, split
+from quark.torch.config_file import check_candidate, split
 from quark.torch.digest import digest_of_samples, identity_of_model
 from quark.torch.export import gguf_size
 from quark.torch.export.layout import layout_of
 from quark.torch.export.shards import nbytes
+from quark.torch.from_values import config_of
 from quark.torch.language import load_model
 from quark.torch.layer_runs import FloatOutputs, TorchLayerRuns, Traffic, lay_out, open_runs, traffic_of
 from quark.torch.layers import own_parameter

@@ -11,7 +11,6 @@ import torch
 from tests.torch_flow.export.networks import llama
 
 from quark.cli import main
-from quark.cli.torch_refusals import CACHES
 from quark.config.file_formats import (
     ANY,
     CACHE,
@@ -26,7 +25,7 @@ from quark.config.file_formats import (
 )
 from quark.errors import ConfigError, QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark.torch.config.schemes import GGUF, NAMES, ROWS
+from quark.torch.config.schemes import GGUF, KV_SCHEMES, NAMES, ROWS
 from quark.torch.export.before_work import check_before_work
 from quark.torch.export.write_as import config_for, export_as
 
@@ -49,7 +48,7 @@ def test_the_table_knows_every_name_once() -> None:
     keys = [(row.scheme, row.format, row.program) for row in table()]
     assert len(set(keys)) == len(keys)
     assert {row.scheme for row in table() if not row.scheme.startswith(CACHE)} == {*NAMES, ANY}
-    assert {row.scheme.removeprefix(CACHE) for row in table() if row.scheme.startswith(CACHE)} <= set(CACHES)
+    assert {row.scheme.removeprefix(CACHE) for row in table() if row.scheme.startswith(CACHE)} <= set(KV_SCHEMES)
     assert {row.format for row in table()} == set(FORMATS)
     assert {row.program for row in table()} == {EXPORT, *PROGRAMS}
     assert all(row.shown_by.strip() for row in table())

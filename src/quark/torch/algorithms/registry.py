@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from quark.algorithms.own import OWN
+from quark.algorithms.names import ROWS, AlgorithmNames
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.numerics.ggml import Ggml
@@ -54,36 +54,46 @@ class Algorithm:
     Attributes:
         config: class of its settings.
         run: (context, settings); changes the model through ``context.undo``.
-        tunes: runs at final scales, after the ranges are known; False: transforms the float model.
         begin: (context, settings), what has to be known before anything is tuned; ``run`` gets it as third argument.
-        codes: chooses codes under given steps, which types of GGML do not have.
         linear: works on linear layers only.
     """
 
     config: type[AlgoConfig]
     run: Callable[..., None]
-    tunes: bool
     begin: Callable[[ModelContext, Any], Any] | None = None
-    codes: bool = False
     linear: bool = False
+
+    @property
+    def tunes(self) -> bool:
+        """Runs at final scales, after the ranges are known; False: transforms the float model."""
+        return NAMED.get(self.config.name, OF_USERS).tunes
+
+    @property
+    def codes(self) -> bool:
+        """Chooses codes under given steps, which types of GGML do not have."""
+        return NAMED.get(self.config.name, OF_USERS).codes
+
+
+NAMED = {row.torch: row for row in ROWS if row.torch}
+OF_USERS = AlgorithmNames("", "", tunes=True, codes=True)
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (
-    Algorithm(RotationConfig, run_rotation, tunes=False),
-    Algorithm(CLEConfig, run_cle, tunes=False),
-    Algorithm(ChannelEqualizationConfig, run_equalization, tunes=False),
-    Algorithm(SmoothQuantConfig, run_smooth, tunes=False),
-    Algorithm(AutoSmoothQuantConfig, run_autosmooth, tunes=False),
-    Algorithm(AWQConfig, run_awq, tunes=False),
-    Algorithm(SVDQuantConfig, run_svdquant, tunes=False),
-    Algorithm(GPTAQConfig, run_columns, tunes=True, codes=True, linear=True),
-    Algorithm(GPTQConfig, run_gptq, tunes=True, codes=True, linear=True),
-    Algorithm(QronosConfig, run_columns, tunes=True, codes=True, linear=True),
-    Algorithm(AutoRoundConfig, run_autoround, tunes=True, codes=True, linear=True),
-    Algorithm(AdaRoundConfig, run_reconstruction, tunes=True, codes=True),
-    Algorithm(AdaQuantConfig, run_reconstruction, tunes=True, codes=True),
-    Algorithm(HQQConfig, run_hqq, tunes=True, codes=True),
-    Algorithm(BiasCorrectionConfig, run_bias_correction, tunes=True, begin=float_means),
+    Algorithm(RotationConfig, run_rotation),
+    Algorithm(CLEConfig, run_cle),
+    Algorithm(ChannelEqualizationConfig, run_equalization),
+    Algorithm(SmoothQuantConfig, run_smooth),
+    Algorithm(AutoSmoothQuantConfig, run_autosmooth),
+    Algorithm(AWQConfig, run_awq),
+    Algorithm(SVDQuantConfig, run_svdquant),
+    Algorithm(GPTAQConfig, run_columns, linear=True),
+    Algorithm(GPTQConfig, run_gptq, linear=True),
+    Algorithm(QronosConfig, run_columns, linear=True),
+    Algorithm(AutoRoundConfig, run_autoround, linear=True),
+    Algorithm(AdaRoundConfig, run_reconstruction),
+    Algorithm(AdaQuantConfig, run_reconstruction),
+    Algorithm(HQQConfig, run_hqq),
+    Algorithm(BiasCorrectionConfig, run_bias_correction, begin=float_means),
 )
 
 
@@ -94,17 +104,12 @@ def algorithm_of(config: AlgoConfig) -> Algorithm:
         ConfigError: there is none.
     """
     if config.own is not None:
-        return Algorithm(type(config), run_columns, tunes=True, codes=True, linear=True)
+        return Algorithm(type(config), run_columns, linear=True)
     for row in ALGORITHMS:
         if type(config) is row.config:
             return row
     known = ", ".join(sorted(row.config.name for row in ALGORITHMS))
     raise ConfigError(f"algo_config: {config.name!r} is not available; those that are: {known}")
-
-
-def chooses_codes(name: str) -> bool:
-    """Whether an algorithm chooses codes under given steps, as all that are registered do."""
-    return name in OWN or any(row.codes for row in ALGORITHMS if row.config.name == name)
 
 
 def check_order(configs: Sequence[AlgoConfig]) -> None:

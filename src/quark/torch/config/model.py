@@ -26,7 +26,6 @@ from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.cache import check_cache
 from quark.torch.config.tensor import QTensorConfig, blocks_of, element_of, refuse
 from quark.torch.config.type import DeviceType, Dtype, QSchemeType, QuantFlow, QuantizationMode, member
-from quark.torch.layers import type_names, type_of_name
 from quark.torch.stage import Stage, Stages
 
 SLOTS = ("input_tensors", "output_tensors", "weight", "bias")
@@ -220,8 +219,7 @@ class QConfig(KnownFields):
         check_switches(self, *SWITCHES)
         if not is_names(self.exclude):
             raise TypeError(f"the field exclude must be a list of layer names and globs, not {self.exclude!r}")
-        for key in self.layer_type_quant_config:
-            type_of_name(key)
+        layer_types(self.layer_type_quant_config)
         check_cache("kv_cache_quant_config", self.kv_cache_quant_config)
         check_cache_scales(self)
         check_algorithms(self.algo_config)
@@ -261,7 +259,7 @@ class QConfig(KnownFields):
             "kv_cache_quant_config": {name: value.to_dict() for name, value in self.kv_cache_quant_config.items()},
             "layer_quant_config": {name: value.to_dict() for name, value in self.layer_quant_config.items()},
             "layer_type_quant_config": {
-                type_of_name(key).__name__: value.to_dict() for key, value in self.layer_type_quant_config.items()
+                key.__name__: value.to_dict() for key, value in layer_types(self.layer_type_quant_config).items()
             },
             "quant_mode": self.quant_mode.name,
             "softmax_quant_spec": self.softmax_quant_spec.to_dict() if self.softmax_quant_spec else None,
@@ -289,10 +287,7 @@ class QConfig(KnownFields):
             algo_config=None if algorithms is None else [AlgoConfig.from_dict(item) for item in algorithms],
             layer_quant_config=layers_from_dict(data.get("layer_quant_config")),
             kv_cache_quant_config=layers_from_dict(data.get("kv_cache_quant_config")),
-            layer_type_quant_config={
-                type_of_name(name): value
-                for name, value in layers_from_dict(data.get("layer_type_quant_config")).items()
-            },
+            layer_type_quant_config=layer_types(layers_from_dict(data.get("layer_type_quant_config"))),
             exclude=list(data.get("exclude") or []),
             quant_mode=data.get("quant_mode") or QuantizationMode.eager_mode,
             softmax_quant_spec=QTensorConfig.from_dict(softmax) if softmax else None,
@@ -367,6 +362,19 @@ def layers_from_dict(data: Mapping[str, Any] | None) -> dict[str, QLayerConfig]:
     return {name: QLayerConfig.from_dict(value) for name, value in (data or {}).items()}
 
 
+def layer_types(named: Mapping[Any, QLayerConfig]) -> dict[Any, QLayerConfig]:
+    """The configurations of layer types by class; torch is loaded where there are some.
+
+    Raises:
+        ConfigError: a type that is none of layers.
+    """
+    if not named:
+        return {}
+    from quark.torch.layers import type_of_name
+
+    return {type_of_name(key): value for key, value in named.items()}
+
+
 def check_available(config: QConfig) -> None:
     """Raise for a field that cannot be, as ``QConfig.check``, or that asks for something that is not there."""
     config.check()
@@ -377,4 +385,4 @@ def check_available(config: QConfig) -> None:
             refuse(f"{name}={getattr(value, 'name', value)} is not available ({known}: available); {OF_BLOCKS}")
 
 
-__all__ = ["Config", "QConfig", "QLayerConfig", "check_available", "type_names"]
+__all__ = ["Config", "QConfig", "QLayerConfig", "check_available"]

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import Enum, EnumMeta
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from quark.deferred import when_used
 from quark.errors import ConfigError, unknown
 from quark.numerics.elements import Element
 from quark.numerics.formats import BUILT_IN, FORMATS, Block, Float, Format
 from quark.numerics.ggml import GGML
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = when_used("torch")
 
 #: The enumerations of the dialect.
 __all__ = [
@@ -27,7 +31,7 @@ __all__ = [
     "ZeroPointType",
 ]
 
-WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}  # what holds codes of up to so many bits
+WORDS = {8: "uint8", 16: "int16", 32: "int32"}  # what holds codes of up to so many bits
 MADE: dict[str, Any] = {}
 
 
@@ -145,7 +149,7 @@ class Dtype(Enum, metaclass=_Formats):
         if row is None or isinstance(row, Block):
             allowed = ", ".join(one.name for one in Dtype if one.row is not None and not isinstance(one.row, Block))
             raise ConfigError(f"{self.name} has no packed storage type; {allowed} have one")
-        return PACKED.get(self.value) or code_type(row)
+        return getattr(torch, PACKED[self.value]) if self.value in PACKED else code_type(row)
 
 
 #: Members whose row has another name.
@@ -153,7 +157,7 @@ SPELLED = {"fp4": "fp4_e2m1", "fp8_e5m3": "e5m3"}
 #: Widths that the interface gives with the shared exponent, or for a family.
 BITS = {"mx": 8, "bfp16": 16}
 #: Types whose codes the peer's files pack into words.
-PACKED = dict.fromkeys(("int2", "int4", "uint4"), torch.int32)
+PACKED = dict.fromkeys(("int2", "int4", "uint4"), "int32")
 
 
 def code_type(element: Element) -> torch.dtype:
@@ -162,7 +166,7 @@ def code_type(element: Element) -> torch.dtype:
         return getattr(torch, element.torch_dtype)
     if element.bits == 8:
         return torch.int8 if element.code_dtype == "int8" else torch.uint8
-    return next(dtype for bits, dtype in WORDS.items() if bits >= element.bits)
+    return getattr(torch, next(name for bits, name in WORDS.items() if bits >= element.bits))
 
 
 def of_row(row: Format) -> torch.dtype | None:
