@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from quark.errors import QuarkError, printable
+from quark.errors import ModelError, QuarkError, printable
 
 LARGEST_TEXT = 2**28
 """Bytes of a text file that is read whole: 256 MiB. The largest index of a published checkpoint has 60 MB."""
@@ -98,3 +98,15 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in found if keys.count(key) > 1)
         raise ValueError(f"the key {twice!r:.80} is given twice")
     return found
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON file of a model, with an object in it.
+
+    Raises:
+        ModelError: not there, not JSON, or not an object.
+    """
+    data = read_json(path, ModelError)
+    if not isinstance(data, dict):
+        raise ModelError(f"{str(path)!r} must hold an object, and holds a {type(data).__name__}")
+    return data

@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from quark.cli.output import print_json, show
-from quark.cli.torch_refusals import check_data, check_device, check_folder
+from quark.cli.torch_refusals import check_data, check_device, check_folder, check_model
 from quark.cli.torch_request import Evaluate
 from quark.errors import ConfigError
 from quark.report import Table
+from quark.torch.files.headers import Reading
 
 
 def run(request: Evaluate) -> None:
@@ -24,6 +25,7 @@ def run(request: Evaluate) -> None:
     check_folder(request.model)
     check_device(request.device)
     check_data(request.model, request.data)
+    check_model(request.model, Reading(loaded=True, code=request.trust_remote_code))
     from quark.torch.language import first_windows, load_metric, load_model, load_tokenizer, perplexity, read_ids
 
     tokenizer = partial(load_tokenizer, request.model, request.trust_remote_code)

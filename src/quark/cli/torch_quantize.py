@@ -19,6 +19,7 @@ from quark.cli.torch_refusals import (
     check_data,
     check_device,
     check_folder,
+    check_model,
     check_names,
     check_output,
     check_reader,
@@ -32,6 +33,8 @@ from quark.config.file_formats import chosen_format
 from quark.errors import ConfigError, check_name
 from quark.files.folder import drop_detour, new_folder
 from quark.files.vocabulary import vocabulary_in
+from quark.torch.config.schemes import cache_scheme
+from quark.torch.files.headers import Reading
 
 if TYPE_CHECKING:
     from quark.torch.config.model import QConfig
@@ -46,14 +49,14 @@ TENSORS = ("*.safetensors", "*.gguf", "*.onnx", "*.onnx.data")  # files with ten
 def run(request: InMemory) -> None:
     """Quantize in memory, and tell on standard output."""
     refuse(request)
-    from quark.torch.config.schemes import cache_scheme
-    from quark.torch.files.prequantized import as_float
-
-    values = chosen_values(request)  # mistakes are told before a model is loaded
+    values = chosen_values(request)
     format = checked_format(request, values)
     refuse_without_samples(request)
     if values.get("kv_cache"):
         cache_scheme(values["kv_cache"])
+    check_model(request.model, Reading(loaded=True, code=request.trust_remote_code), values)
+    from quark.torch.files.prequantized import as_float
+
     with as_float(request.model, request.output, loaded=True) as folder, new_folder(request.output) as work:
         facts = in_memory(replace(request, model=folder, output=work), values, format, request.check)
         facts |= facts_of(request, format, work)
@@ -170,8 +173,8 @@ def facts_of(request: FolderJob, format: str, folder: Path) -> dict[str, Any]:
 
     ``folder``: where the output is.
     """
+    from quark.torch.export.checkpoint import method_of
     from quark.torch.files.folder_caches import cache_of
-    from quark.torch.files.prequantized import method_of
 
     facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.named}
     method = method_of(request.model)
@@ -347,15 +350,16 @@ def lost_in(loss: Any) -> dict[str, Any]:
 def run_files(request: FolderJob) -> None:
     """Quantize file by file, and tell on standard output."""
     refuse(request, resumed=True)
+    values, start = chosen_values(request), time.perf_counter()
+    format = checked_format(request, values)
+    refuse_ggml(values)
+    refuse_without_samples(request)
+    check_model(request.model, Reading(), values)
     from quark.torch.devices import usable
     from quark.torch.files.prequantized import as_float
     from quark.torch.language import samples_of_ids
 
     usable(request.device)
-    values, start = chosen_values(request), time.perf_counter()
-    format = checked_format(request, values)
-    refuse_ggml(values)
-    refuse_without_samples(request)
     with as_float(request.model, request.output) as folder, samples_of_ids("the model"):
         facts = by_files(request, folder, format)
     tell(request, facts | {"seconds": time.perf_counter() - start}, request.json)
@@ -444,10 +448,10 @@ def run_convert(request: Converted) -> None:
     """
     check_folder(request.model)
     format = chosen_format(request.format, request.program)
+    from quark.torch.export.checkpoint import method_of
     from quark.torch.export.readers import readers_of_codes, schemes_in
     from quark.torch.files.folder_caches import cache_of
     from quark.torch.files.foreign import move, quantized_model
-    from quark.torch.files.prequantized import method_of
 
     if request.scheme is not None:
         run_files(request)

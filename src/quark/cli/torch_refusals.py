@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import runpy
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from quark.algorithms.names import ROWS, TORCH
 from quark.algorithms.own import OWN
@@ -21,6 +22,7 @@ from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QLayerConfig
 from quark.torch.config.schemes import cache_scheme
 from quark.torch.config.schemes import scheme as named
+from quark.torch.files.headers import Reading, check_headers, check_layers
 
 SAMPLED = tuple(row.torch for row in ROWS if row.torch and row.samples)  # algorithms that need samples
 TEXTS = (".txt", ".md")
@@ -105,6 +107,22 @@ def check_folder(model: Path) -> None:
     """
     if not model.is_dir():
         raise ModelError(f"{str(model)!r} is not a folder; models are loaded from local folders")
+
+
+def check_model(model: Path, how: Reading, values: Mapping[str, Any] | None = None) -> None:
+    """Refuse a folder that the command cannot read, or whose layers do not fit what is wanted of them.
+
+    Args:
+        model: the folder.
+        how: it is read.
+        values: keys and values of a configuration file.
+
+    Raises:
+        ModelError, ConfigError: as ``quark.torch.files.headers`` says.
+    """
+    checkpoint = check_headers(model, how)
+    if checkpoint is not None and values is not None:
+        check_layers(checkpoint, values)
 
 
 def check_device(name: str) -> None:

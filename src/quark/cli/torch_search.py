@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import plan_verdict
-from quark.cli.torch_refusals import check_data, check_device, check_folder, check_names
+from quark.cli.torch_refusals import check_data, check_device, check_folder, check_model
 from quark.cli.torch_request import RankLayers, SearchLayers, TriedLayers
 from quark.config.file_formats import chosen_format, format_for
 from quark.errors import ConfigError
@@ -18,6 +18,8 @@ from quark.report.progress import bars
 from quark.search.plan_file import check_kind
 from quark.search.target import LANGUAGE, check_one
 from quark.search.values import FLOAT
+from quark.torch.config_file import check_candidate, read_values, schemes_of
+from quark.torch.files.headers import Reading
 
 if TYPE_CHECKING:
     from quark.torch.sensitivity import TorchTrying
@@ -50,7 +52,9 @@ def given(request: TriedLayers) -> Path:
         raise ConfigError("layers are tried on samples: give a text or token ids with --data FILE")
     check_data(request.model, request.source.data)
     for name in request.candidates:
-        check_names(None if name == FLOAT else name.partition("+")[0], None, ())
+        if name != FLOAT:
+            check_candidate(name)
+    check_model(request.model, Reading(loaded=True, code=request.trust_remote_code, float=True))
     return request.source.data
 
 
@@ -100,13 +104,12 @@ def run_sensitivity(request: RankLayers) -> None:
 
 def asked(request: SearchLayers) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The candidates, and keys and values of the configuration that the plan is to have."""
-    from quark.torch.config_file import read_values
-    from quark.torch.search import whole_values
-
     values: dict[str, Any] = {} if request.config is None else read_values(request.config)
     values |= {} if request.scheme is None else {"scheme": request.scheme}
     values |= request.left_float
     candidates = candidates_of(request, values.get("scheme"), USUAL)
+    from quark.torch.search import whole_values
+
     whole = values if "scheme" in values else {"scheme": candidates[0].split("+")[0], **values}
     return candidates, whole_values(whole, candidates)
 
@@ -117,14 +120,13 @@ def run_search(request: SearchLayers) -> None:
     check_one(wanted.target, wanted.limit, LANGUAGE)
     chosen_format(None, request.program)
     check_data(request.model, wanted.eval_data)
-    from quark.torch.config_file import schemes_of
+    check_kind(wanted.output, "--output")
+    candidates, values = asked(request)
     from quark.torch.search import ASKED, save_plan, search
     from quark.torch.sensitivity import TorchSearchGoal
 
-    candidates, values = asked(request)
     goal = TorchSearchGoal(program=request.program, **wanted.asked())
     ASKED.target(goal, candidates)
-    check_kind(wanted.output, "--output")
     samples = windows_of(request, data)
     held_out = None if wanted.eval_data is None else windows_of(request, wanted.eval_data, ahead=1)
     with bars() as update:

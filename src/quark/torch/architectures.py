@@ -42,6 +42,12 @@ LATENT = LayerGlobs(kv=("*kv_b_proj",), q="*q_b_proj", exclude=("lm_head", "*sel
 GPT = LayerGlobs(("*query_key_value",), "*query_key_value", ("lm_head", "embed_out"), ("dense_h_to_4h",))
 
 ARCHITECTURES: dict[str, LayerGlobs] = {}
+#: Types whose files name tensors as the model in memory does, and hold linear layers beside embeddings and norms: their
+#: headers tell all layers (``quark.torch.files.headers``). A test makes each of them.
+PLAIN = (
+    *("cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "glm", "llama", "mistral", "olmo", "olmo2", "phi", "phi3"),
+    *("qwen2", "qwen3", "smollm3", "stablelm", "starcoder2"),
+)
 
 for architecture, names in (
     (DENSE, ("cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4", "glm", "hunyuan_v1_dense", "instella")),

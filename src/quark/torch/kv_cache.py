@@ -46,7 +46,8 @@ from quark.numerics.granularity import Token
 from quark.torch.config.cache import TOKENS
 from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts, quantizer_at, scale_of
-from quark.torch.matching import Candidate, find_candidates, matches
+from quark.torch.matching import Candidate, find_candidates
+from quark.torch.patterns import matches
 from quark.torch.plan_rows import on_axis
 from quark.torch.quantized_layer import QuantLayer
 from quark.torch.stage import Stage, Stages

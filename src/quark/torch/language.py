@@ -21,7 +21,7 @@ from torch import nn
 
 from quark.errors import DataError, ModelError, QuarkError
 from quark.numerics.array_files import ArrayArchive, load_array
-from quark.reading import parse_json, read_json, read_text, reason_of, regular_file
+from quark.reading import parse_json, read_json, read_object, read_text, reason_of, regular_file
 from quark.report.progress import bars
 from quark.search.function import load_function
 from quark.torch.calibration import NOT_RUN, RAISED_BY
@@ -56,7 +56,7 @@ def load_model(
     if not folder.is_dir():
         raise ModelError(f"{str(folder)!r} is not a folder; models are loaded from local folders")
     usable(device)
-    from quark.torch.files.prequantized import method_of
+    from quark.torch.export.checkpoint import method_of
 
     if (method := method_of(folder)) is not None:
         from quark.torch.export.reload import own_model
@@ -70,19 +70,14 @@ def load_model(
 
 def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None) -> nn.Module:
     """The float model in a folder; arguments and errors as in ``load_model``."""
-    from quark.torch.export.checkpoint import PICKLES, check_no_adapter, read_checkpoint
-    from quark.torch.export.model_files import read_object
-    from quark.torch.files.fitting import check_counts, check_derived, check_types, told
+    from quark.torch.export.checkpoint import check_no_adapter, check_pickled, read_checkpoint
+    from quark.torch.files.config_fields import check_counts
+    from quark.torch.files.fitting import check_derived, check_types, told
     from quark.torch.files.named import check_named
     from quark.torch.files.skeleton import stored_tensors
 
     check_no_adapter(folder)
-    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    if pickles and not any(folder.glob("*.safetensors")):
-        raise ModelError(
-            f"{str(folder / pickles[0])!r}: pickled weights are never loaded; load it with transformers where you "
-            f"trust it, and write it with save_pretrained"
-        )
+    check_pickled(folder)
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     check_code(folder, config, trust_remote_code)
     stored = stored_tensors(read_checkpoint(folder))
@@ -116,11 +111,10 @@ def check_code(folder: Path, config: Mapping[str, Any], trust_remote_code: bool)
     """
     from transformers import CONFIG_MAPPING
 
+    from quark.torch.files.named import needs_code
+
     if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING and not trust_remote_code:
-        raise ModelError(
-            f"{str(folder)!r} is made by Python code of its own (auto_map of config.json), which is run only with "
-            f"trust_remote_code (--trust-remote-code): read it first"
-        )
+        raise needs_code(folder)
 
 
 def _kind(config: Mapping[str, Any]) -> Any:
@@ -179,7 +173,6 @@ def check_config(folder: Path, trust_remote_code: bool) -> None:
     """
     from transformers import AutoConfig
 
-    from quark.torch.export.model_files import read_object
     from quark.torch.files.fitting import told
 
     file = folder / "config.json"

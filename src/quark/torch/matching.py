@@ -7,7 +7,6 @@ configuration.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -21,13 +20,12 @@ from torch.nn.parameter import UninitializedParameter
 from quark.config.plan import NodePlan, Plan
 from quark.config.tensor import check_sign
 from quark.dataclass import dataclass
-from quark.errors import ConfigError, ModelError, nearest
-from quark.numerics.formats import Int
-from quark.numerics.ggml import GGML, Ggml
-from quark.numerics.granularity import WHOLE, Channel, Granularity, Group, Token, normal_axis
+from quark.errors import ConfigError, ModelError
+from quark.numerics.granularity import Channel, Granularity, Group, Token
 from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
 from quark.torch.direct_reads import read_directly
 from quark.torch.layers import LayerKind, kind_of, known_kind, type_names, type_of_name
+from quark.torch.patterns import Usual, check_fit, check_group, check_pattern, matches
 from quark.torch.plan_rows import ROLES, WORDS, on_axis, put, stages_in, tensor_name
 from quark.torch.stage import Stage, Stages
 
@@ -41,10 +39,6 @@ FEATURES = {  # of the layers of torch, and of transformers' Conv1D
 UNSUPPORTED = "layers of this type are not quantized"
 UNNAMED = "the configuration names none of its tensors"
 READ = "other code of the model reads its weight"
-
-
-class Usual(str):
-    """A pattern of a template: it may match nothing, where one that a user wrote must match."""
 
 
 @dataclass(frozen=True)
@@ -262,11 +256,6 @@ def candidate(name: str, module: nn.Module) -> Candidate:
     return Candidate((name,), module, known_kind(module))
 
 
-def matches(names: Iterable[str], pattern: str) -> bool:
-    """Whether a name or glob fits any name of a layer."""
-    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
-
-
 def is_excluded(layer: Candidate, config: QConfig) -> bool:
     """Whether the user wants a layer to stay float."""
     return any(matches(layer.names, pattern) for pattern in config.exclude)
@@ -323,16 +312,7 @@ def check_patterns(model: nn.Module, config: QConfig, candidates: list[Candidate
         ("kv_cache_group", config.kv_cache_group, layers),
     ):
         for pattern in patterns:
-            if isinstance(pattern, Usual):
-                continue
-            if not any(name == pattern or fnmatchcase(name, pattern) for name in known):
-                raise ConfigError(
-                    f"{field}: {pattern!r} matches no layer of the model.{hint(pattern, everything, layers)}"
-                )
-            if pattern in everything and not any(matches(layer.names, pattern) for layer in candidates):
-                inside = [name for name in layers if name.startswith(f"{pattern}.")]
-                if inside:
-                    raise ConfigError(f"{field}: {pattern!r} is a module that holds layers; write {pattern + '.*'!r}")
+            check_pattern(field, pattern, known, everything, layers)
     for key in config.layer_type_quant_config:
         cls = type_of_name(key)
         if not any(isinstance(layer.module, cls) for layer in candidates):
@@ -341,20 +321,6 @@ def check_patterns(model: nn.Module, config: QConfig, candidates: list[Candidate
                 f"layer_type_quant_config: the model has no quantizable layer of the type {cls.__name__}; it has "
                 f"{', '.join(present)}"
             )
-
-
-def hint(pattern: str, everything: list[str], layers: list[str]) -> str:
-    """What the user may have meant: a subtree, the name with a wildcard before it, or the nearest name."""
-    inside = [name for name in everything if name == pattern and any(x.startswith(f"{name}.") for x in layers)]
-    if inside:
-        return f" {pattern!r} holds layers; {pattern + '.*'!r} names them."
-    suffix = "*" + pattern.lstrip("*")
-    if any(fnmatchcase(name, suffix) for name in layers):
-        return f" Did you mean {suffix!r}?"
-    last = pattern.rsplit(".", 1)[-1].strip("*")
-    parts = sorted({name.rsplit(".", 1)[-1] for name in layers})
-    close = difflib.get_close_matches(last, parts, n=1)
-    return nearest(pattern, layers) or (f" Did you mean {'*' + close[0]!r}?" if close else "")
 
 
 def bind(layer: Candidate, config: QLayerConfig, source: str, skeleton: bool) -> dict[str, Stages]:
@@ -415,37 +381,6 @@ def check_module(layer: Candidate, skeleton: bool) -> None:
         )
 
 
-def check_fit(what: str, shape: tuple[int, ...], stage: Stage) -> None:
-    """The axes exist, and groups divide their axis (the blocks of block formats may end short)."""
-    granularity = stage.spec.granularity
-    granularity.blocks(shape) if not isinstance(granularity, Channel | Group) else axis_of(what, shape, granularity)
-    if isinstance(granularity, Group):
-        check_group(what, shape[axis_of(what, shape, granularity)], granularity.size, stage)
-
-
-def axis_of(what: str, shape: tuple[int, ...], granularity: Channel | Group) -> int:
-    """The axis of a granularity, from the front."""
-    if not -len(shape) <= granularity.axis < len(shape):
-        raise ConfigError(f"{what} has the shape {list(shape)}, so there is no axis ch_axis={granularity.axis}")
-    return normal_axis(granularity.axis, shape)
-
-
-def check_group(what: str, length: int, size: int, stage: Stage) -> None:
-    """Groups of integers divide the axis (the nearest sizes that do are named), and so do blocks of GGML."""
-    if isinstance(stage.format, Ggml) and length % size:
-        smaller = ", ".join(row.kind for row in GGML.values() if row.size < size and length % row.size == 0)
-        remedy = f"; {smaller} would fit" if smaller else "; leave it float (--exclude)"
-        raise ConfigError(f"{what} has rows of {length} numbers, and {stage.format.kind} has blocks of {size}{remedy}")
-    if size == WHOLE or not isinstance(stage.format, Int) or length % size == 0:
-        return
-    divisors = [n for n in range(1, length + 1) if length % n == 0]
-    near = sorted(sorted(divisors, key=lambda n: abs(n - size))[:3])
-    raise ConfigError(
-        f"{what}: group_size={size} does not divide the {length} elements of its axis; "
-        f"{', '.join(map(str, near))} would, and -1 takes the whole axis"
-    )
-
-
 def check_groups(what: str, layer: Candidate, attributes: tuple[str, ...], stage: Stage) -> None:
     """Groups along the features of an activation divide them."""
     granularity, module = stage.spec.granularity, layer.module
@@ -453,4 +388,4 @@ def check_groups(what: str, layer: Candidate, attributes: tuple[str, ...], stage
         return
     lengths = [getattr(module, name) for name in attributes if hasattr(module, name)]
     if lengths:
-        check_group(what, lengths[0], granularity.size, stage)
+        check_group(what, lengths[0], granularity.size, stage.format)

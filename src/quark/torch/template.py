@@ -30,7 +30,7 @@ from quark.torch.config.specs import FP8E4M3PerTensorSpec
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.kv_cache import role_of
 from quark.torch.layers import kind_of
-from quark.torch.matching import Usual
+from quark.torch.patterns import Usual
 from quark.torch.template_reading import GATE_UP, ModuleFacts, in_towers, read_modules
 
 

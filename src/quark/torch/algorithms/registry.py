@@ -44,7 +44,8 @@ from quark.torch.config.algorithms import (
     SmoothQuantConfig,
     SVDQuantConfig,
 )
-from quark.torch.matching import Match, Matches, matches
+from quark.torch.matching import Match, Matches
+from quark.torch.patterns import matches
 
 
 @dataclass(frozen=True)

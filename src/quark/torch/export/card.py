@@ -20,10 +20,11 @@ from quark.config.file_formats import ANY, FORMATS, PROGRAMS, row_of
 from quark.dataclass import dataclass
 from quark.errors import printable
 from quark.files.folder import new_folder
+from quark.reading import read_object
 from quark.report import file_size
 from quark.torch.export.checkpoint import SUFFIX, weight_files
 from quark.torch.export.in_turn import is_joined
-from quark.torch.export.model_files import is_copied, name_inside, read_object
+from quark.torch.export.model_files import is_copied, name_inside
 from quark.torch.export.oldest_transformers import OLDEST
 
 CARD = "README.md"

@@ -1,7 +1,8 @@
 """Reading a folder of safetensors files that somebody else may have broken.
 
 Every file is checked before a tensor is taken from it: the header must describe the file, without gaps or overlaps, and
-the index must name files of the folder. Tensors are read one at a time. Pickled weights are never opened.
+the index must name files of the folder. Tensors are read one at a time. Pickled weights are never opened. torch is
+loaded with the first tensor: names and shapes need none.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.files.atomic import check_name
-from quark.reading import reason_of, regular_file
+from quark.reading import read_object, reason_of, regular_file
 from quark.torch.export.declared import ENTRIES, declared, silent
-from quark.torch.export.model_files import read_object
+
+if TYPE_CHECKING:
+    import torch
 
 SUFFIX = ".safetensors"
 LONGEST_NAME = 255
@@ -87,6 +88,20 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     return Checkpoint(path, silent(config) if said is None else {**silent(config), ENTRIES[0]: said}, files)
 
 
+def method_of(folder: Path) -> str | None:
+    """How a folder is quantized; None: it is float.
+
+    Raises:
+        ModelError: files that are broken, or codes that nothing describes.
+    """
+    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    names = (
+        [name for names in weight_files(folder).values() for name in names] if any(folder.glob(f"*{SUFFIX}")) else []
+    )
+    found = declared(folder, config, names)
+    return None if found is None else str(found.get("quant_method"))
+
+
 def check_no_adapter(folder: Path) -> None:
     """Refuse a folder whose model an adapter changes: without it the model is another one, and nothing here holds it.
 
@@ -102,6 +117,20 @@ def check_no_adapter(folder: Path) -> None:
         raise ModelError(
             f"{str(folder / ADAPTER)!r}: the model has an adapter, which would be lost; merge it with peft "
             f"(merge_and_unload, then save_pretrained), or delete the file if the model alone is meant"
+        )
+
+
+def check_pickled(folder: Path) -> None:
+    """Refuse a folder of pickled weights alone, which are never loaded.
+
+    Raises:
+        ModelError: it is one.
+    """
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles and not any(folder.glob(f"*{SUFFIX}")):
+        raise ModelError(
+            f"{str(folder / pickles[0])!r}: pickled weights are never loaded; load it with transformers where you "
+            f"trust it, and write it with save_pretrained"
         )
 
 
@@ -160,8 +189,8 @@ def _is_plain(file: str) -> bool:
     return plain and file.endswith(SUFFIX) and len(file.encode(errors="replace")) <= LONGEST_NAME
 
 
-def opened(path: Path) -> Any:
-    """A safetensors file, its header checked."""
+def opened(path: Path, framework: str = "pt") -> Any:
+    """A safetensors file, its header checked; what is read are tensors of a library, "pt" or "numpy"."""
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
@@ -169,14 +198,14 @@ def opened(path: Path) -> Any:
     regular_file(path, ModelError)
     check_name(path, "the name of the file", ModelError)
     try:
-        return safe_open(str(path), framework="pt")
+        return safe_open(str(path), framework=framework)
     except (SafetensorError, OSError, struct.error) as error:
         raise ModelError(f"{str(path)!r} is not a whole safetensors file: {reason_of(error)}") from error
 
 
 def names_in(path: Path) -> list[str]:
     """Names of the tensors of a file."""
-    with opened(path) as source:
+    with opened(path, "numpy") as source:
         return list(source.keys())
 
 

@@ -16,13 +16,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from quark.errors import ConfigError, ModelError, unknown
-from quark.torch.export.model_files import read_object
+from quark.reading import read_object
+from quark.torch.transformers_names import quantization_methods
 
 ENTRIES = ("quantization_config", "compression_config")
 SIGNS = {
     "quant_algo": "modelopt",
     "config_groups": "compressed-tensors",
 }  # of older descriptions without a quant_method
+#: Methods whose codes are read; ``quark.torch.files.methods`` has a row for each of the others.
+METHODS = (
+    *("quark", "fp8", "mxfp8", "fbgemm_fp8", "awq", "gptq", "mxfp4", "compressed-tensors", "modelopt", "bitsandbytes"),
+)
 CODES = re.compile(r"\.(qweight|weight_packed|weight_scale|weight_scale_inv|weight_scale_2|SCB|weight\.absmax)$")
 
 
@@ -105,6 +110,14 @@ def of_awq(found: Mapping[str, Any]) -> dict[str, Any]:
 BESIDE = {"hf_quant_config.json": of_modelopt, "quantize_config.json": of_gptq, "quant_config.json": of_awq}
 
 
+def quantized_already(folder: Path, method: Any) -> ConfigError:
+    """What is said of a quantized folder where only a float one is read."""
+    return ConfigError(
+        f"{str(folder)!r} is quantized already ({method}), and this reads float checkpoints: give the model that it "
+        f"was made of; `quark torch quantize-files` and `quark torch convert` take it as it is"
+    )
+
+
 def refuse_method(file: Path, method: Any, known: Iterable[str]) -> NoReturn:
     """Raise what is said of a method that is not read.
 
@@ -112,18 +125,9 @@ def refuse_method(file: Path, method: Any, known: Iterable[str]) -> NoReturn:
         ConfigError: it is one of transformers, or a name that there is not.
     """
     readable = [*known]
-    if str(method) not in methods_of_transformers():
+    if str(method) not in quantization_methods():
         raise ConfigError(f"{str(file)!r}: {unknown('quant_method', method, readable)}")
     raise ConfigError(
         f"{str(file)!r}: a model quantized by {method} is not read here ({', '.join(readable)} are); start from the "
         f"float model, or let transformers decode it where it can: from_pretrained, dequantize(), save_pretrained"
     )
-
-
-def methods_of_transformers() -> set[str]:
-    """The methods that transformers has."""
-    try:
-        from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
-    except ImportError:
-        return set()
-    return {*AUTO_QUANTIZATION_CONFIG_MAPPING}

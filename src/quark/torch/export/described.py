@@ -27,7 +27,8 @@ from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.left_out import left_out_layers
 from quark.torch.export.original import FileNames
 from quark.torch.kv_cache import role_of
-from quark.torch.matching import Candidate, candidate, choose, find_candidates, matches
+from quark.torch.matching import Candidate, candidate, choose, find_candidates
+from quark.torch.patterns import matches
 from quark.torch.template_reading import towers
 
 

@@ -20,10 +20,9 @@ from quark.dataclass import dataclass
 from quark.errors import ModelError
 from quark.files.untrusted import OpenSchema, checked
 from quark.files.vocabulary import vocabulary_in
-from quark.reading import reason_of
+from quark.reading import read_object, reason_of
 from quark.torch.export.gguf_wordpiece import KIND as WORDPIECE
 from quark.torch.export.gguf_wordpiece import in_order, wordpiece_tokens
-from quark.torch.export.model_files import read_object
 
 log = logging.getLogger(__name__)
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

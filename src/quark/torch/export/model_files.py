@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from quark.errors import ModelError
-from quark.reading import read_json, reason_of
+from quark.reading import read_json, read_object, reason_of
 from quark.torch.export.stored import StoredTensor
 from quark.torch.quantized_layer import QuantLayer, has_base, is_diffusers
 from quark.torch.template_reading import word_embeddings
@@ -246,15 +246,3 @@ def source_of(model: nn.Module) -> Path | None:
     except HFValidationError:  # a folder that is gone
         return None
     return Path(found).parent if isinstance(found, str) else None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file with an object in it.
-
-    Raises:
-        ModelError: not there, not JSON, or not an object.
-    """
-    data = read_json(path, ModelError)
-    if not isinstance(data, dict):
-        raise ModelError(f"{str(path)!r} must hold an object, and holds a {type(data).__name__}")
-    return data

@@ -30,7 +30,8 @@ from quark.torch.export.original import names_of, renamed_item
 from quark.torch.export.reader_scales import tensor_with, with_layers
 from quark.torch.export.shards import Item
 from quark.torch.kv_cache import is_cached, role_of
-from quark.torch.matching import Usual, choose_all, find_candidates
+from quark.torch.matching import choose_all, find_candidates
+from quark.torch.patterns import Usual
 
 log = logging.getLogger(__name__)
 

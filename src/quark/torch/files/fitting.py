@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,22 +19,15 @@ from quark.torch.experts import unfuse_experts
 from quark.torch.export.left_out import LAYER, depth_of, is_ignored
 from quark.torch.export.original import names_of, way_in
 from quark.torch.export.transformers_reads import OTHERS, without_values
+from quark.torch.files.config_fields import is_wrong, numbers
 from quark.torch.short_sample import example
 
 log = logging.getLogger(__name__)
 
-LAYERS = re.compile(r"(^|_)(n_layers?|num_layers|num_hidden_layers|encoder_layers|decoder_layers)$")  # count modules
-COUNTED = re.compile(r"size|num_|n_|dim|head|layer|depth|rank|width|group|experts|length|position")
-HEADS = re.compile(r"(^|_)heads?$|experts")
-EXPERTS = re.compile(r"(num|n)_(local_|routed_)?experts$")
-ROUTED = re.compile(r"(num|n)_experts_per_tok(en)?$")
-COUNTS = re.compile(r"(_size|_dim|heads?|layers?|experts|n_embd)$")
 PADDING, PADDED = "Padding_idx must be within", re.compile(r"pad_token_id$|vocab_size$")
 PAD_IS = "pad_token_id, which its class sets where the file has none, must be below vocab_size; null is allowed"
 MISFIT = re.compile(r"broadcast a dimension|size of tensor|expanded size|invalid for input|cannot be multiplied|to sum")
 NUMBER = re.compile(r"\d+")
-POSITIVE = re.compile(r"(max_position_embeddings|rope_theta|_eps|_epsilon)$|rope.*\.factor$")
-HUGE = 1 << 31
 
 
 @contextmanager
@@ -60,43 +52,6 @@ def told(folder: Path, config: Mapping[str, Any], kept: tuple[type[Exception], .
         reason = PAD_IS if padding else " ".join(str(error).split()) or type(error).__name__
         file = str(folder / "config.json")
         raise ModelError(f"{file!r} describes no model that transformers can make{what}: {reason:.200}") from error
-
-
-def numbers(config: Mapping[str, Any], kind: Any = int, before: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, value) of every number of a kind, with the names of what it is in."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from numbers(value, kind, f"{before}{name}.")
-        elif isinstance(value, kind) and not isinstance(value, bool):
-            yield f"{before}{name}", value
-
-
-def is_wrong(name: str, value: int) -> bool:
-    """Whether a number can be no size."""
-    return bool(COUNTED.search(name)) and not name.endswith("_id") and not 0 < value < HUGE
-
-
-def check_counts(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]) -> None:
-    """There are not more layers than tensors, so that making them has an end, and no numbers that cannot be.
-
-    Raises:
-        ModelError: there are.
-    """
-    for name, value in numbers(config, int | float):
-        if POSITIVE.search(name) and not 0 < value < math.inf:
-            raise ModelError(f"{str(folder / 'config.json')!r}: {name} is {value}, and it must be a number above 0")
-    count = len(list(tensors))
-    experts = max((value for name, value in numbers(config) if EXPERTS.search(name)), default=0)
-    for name, value in numbers(config):
-        own = name.rpartition(".")[2]
-        negative = HEADS.search(own) and value < 0
-        routed = experts and ROUTED.search(own) and not 0 < value <= experts
-        if negative or routed or (COUNTS.search(own) and value >= HUGE):
-            raise ModelError(f"{str(folder / 'config.json')!r}: {name} is {value}, which no model has")
-        if LAYERS.search(name.rpartition(".")[2]) and not 0 <= value <= count:
-            raise ModelError(
-                f"{str(folder / 'config.json')!r}: {name} is {value}, and the files hold {count} tensors in all"
-            )
 
 
 def check_derived(folder: Path, config: Mapping[str, Any], model: nn.Module) -> None:

@@ -18,13 +18,13 @@ from torch import nn
 
 from quark.dataclass import dataclass
 from quark.errors import ModelError, as_a
+from quark.reading import read_object
 from quark.torch.config import specs
 from quark.torch.config.model import QLayerConfig
 from quark.torch.config.type import ScaleType
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, weight_files
 from quark.torch.export.declared import declared
 from quark.torch.export.decoded import strategy_of
-from quark.torch.export.model_files import read_object
 from quark.torch.export.original import names_of
 from quark.torch.export.reader_scales import SCALE_TYPES
 from quark.torch.files.grids import refuse

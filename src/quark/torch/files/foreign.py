@@ -30,7 +30,7 @@ from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.schemes import cache_like, names_like
 from quark.torch.experts import count_of, fact, is_fused, layers_of, stacked_name, unfuse_experts
 from quark.torch.export.before_work import check_before_work
-from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
+from quark.torch.export.checkpoint import SUFFIX, Checkpoint, method_of, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.declared import refuse_method
 from quark.torch.export.gguf_tensors import FileLoss
@@ -53,10 +53,10 @@ from quark.torch.files.folder_caches import FolderCaches, caches_in
 from quark.torch.files.fp8 import exponents_of
 from quark.torch.files.grids import FolderGrid, Steps, Uncarried, refuse
 from quark.torch.files.methods import GRIDS, CodedFolder, found_in
-from quark.torch.files.prequantized import LEFT, coded_in, coded_item, method_of, plain_item
+from quark.torch.files.prequantized import LEFT, coded_in, coded_item, plain_item
 from quark.torch.files.skeleton import architecture_of
 from quark.torch.layers import kind_of
-from quark.torch.matching import Usual
+from quark.torch.patterns import Usual
 
 RESULTS = ("*.gguf", "*.onnx")
 OWN = ("quark",)  # methods that the import reads as they are

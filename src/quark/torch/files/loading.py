@@ -10,10 +10,10 @@ from torch import nn
 
 from quark.errors import ConfigError
 from quark.torch.devices import usable
+from quark.torch.export.checkpoint import method_of
 from quark.torch.export.reload import own_model
 from quark.torch.files.foreign import OWN, quantized_model
 from quark.torch.files.methods import GRIDS
-from quark.torch.files.prequantized import method_of
 
 
 def import_model_from_safetensors(

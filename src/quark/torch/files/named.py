@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from quark.errors import ModelError, nearest
-from quark.torch.export.model_files import class_named, read_object
+from quark.reading import read_object
+from quark.torch.transformers_names import causal_class, classes_of, model_types, type_of_class
 
 log = logging.getLogger(__name__)
 GENERATION = "generation_config.json"
@@ -38,6 +39,8 @@ def check_named(folder: Path, config: Mapping[str, Any]) -> None:
         return
     if (folder / GENERATION).is_file():  # which transformers reads with the model
         read_object(folder / GENERATION)
+    from quark.torch.export.model_files import class_named
+
     kind, listed = config.get("model_type"), config.get("architectures")
     name = str(listed[0]) if isinstance(listed, list) and listed else ""
     own, file = class_named(name), str(folder / "config.json")
@@ -48,28 +51,76 @@ def check_named(folder: Path, config: Mapping[str, Any]) -> None:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         if taken is None:  # neither is known: a model of somebody else's
             return
-        said = "names no model_type" if kind is None else f"says that model_type is {kind!r}, which transformers lacks"
-        likely = "" if kind is None else nearest(str(kind), CONFIG_MAPPING)
-        raise ModelError(f"{file!r} {said}.{likely} {name} takes {taken.model_type!r}")
-    classes = classes_of(kind)
+        raise wrong_type(file, kind, name, taken.model_type, CONFIG_MAPPING)
+    known = classes_of(kind)
     if not name:
-        usual = usual_class(kind)
-        said = (
-            f"; {[usual]} is usual" if usual else f"; of {kind!r} transformers has {some(classes)}" if classes else ""
-        )
-        raise ModelError(f"{file!r} names no architectures, and so tensors cannot be told apart{said}")
-    if name in classes:
+        raise no_class(file, kind)
+    if name in known:
         return
     elif own is None:
         log.warning(
             "%s: architectures names %r, which transformers does not have.%s Of the model_type %r it has %s",
-            file, name, nearest(name, classes), kind, some(classes),
+            file, name, nearest(name, known), kind, some(known),
         )  # fmt: skip
-    elif taken is not None and own.__name__ not in classes and not belongs(taken, CONFIG_MAPPING[kind]):
+    elif taken is not None and own.__name__ not in known and not belongs(taken, CONFIG_MAPPING[kind]):
         raise ModelError(
             f"{file!r} names two models: model_type is {kind!r}, and architectures is [{name!r}], a class of "
-            f"{taken.model_type!r}; of {kind!r} transformers has {some(classes)}"
+            f"{taken.model_type!r}; of {kind!r} transformers has {some(known)}"
         )
+
+
+def check_by_names(folder: Path, config: Mapping[str, Any], loaded: bool = False, code: bool = False) -> None:
+    """As ``check_named``, as far as the tables of transformers decide it: torch is not loaded, nor transformers.
+
+    Args:
+        folder, config: as ``check_named``.
+        loaded: transformers loads the model, which needs a type that it has.
+        code: the code of the folder may run.
+
+    Raises:
+        ModelError: as ``check_named``, or a type that transformers cannot load.
+    """
+    if (folder / GENERATION).is_file():
+        read_object(folder / GENERATION)
+    types, kind, listed = model_types(), config.get("model_type"), config.get("architectures")
+    if not types or "transformers" in sys.modules or "_class_name" in config:  # somebody may have registered a type
+        return
+    name, file = str(listed[0]) if isinstance(listed, list) and listed else "", str(folder / "config.json")
+    if "auto_map" in config:
+        if loaded and not code and kind not in types:
+            raise needs_code(folder)
+        return
+    if isinstance(kind, str) and kind in types:
+        if not name:
+            raise no_class(file, kind)
+        return
+    if (takes := type_of_class(name)) is not None:
+        raise wrong_type(file, kind, name, takes, types)
+    if loaded and isinstance(kind, str):
+        said = f"{file!r} says that model_type is {kind!r}, which transformers lacks.{nearest(kind, types)}"
+        raise ModelError(f"{said} Without its code (auto_map) only `quark torch quantize-files` takes such a folder")
+
+
+def needs_code(folder: Path) -> ModelError:
+    """What is said of a model that only the folder's own code makes."""
+    return ModelError(
+        f"{str(folder)!r} is made by Python code of its own (auto_map of config.json), which is run only with "
+        f"trust_remote_code (--trust-remote-code): read it first"
+    )
+
+
+def wrong_type(file: str, kind: object, name: str, takes: str, types: Iterable[str]) -> ModelError:
+    """What is said of a type that transformers does not have, or of none, beside a class of another."""
+    said = "names no model_type" if kind is None else f"says that model_type is {kind!r}, which transformers lacks"
+    likely = "" if kind is None else nearest(str(kind), types)
+    return ModelError(f"{file!r} {said}.{likely} {name} takes {takes!r}")
+
+
+def no_class(file: str, kind: str) -> ModelError:
+    """What is said of a type without a class."""
+    usual, known = causal_class(kind), classes_of(kind)
+    said = f"; {[usual]} is usual" if usual else f"; of {kind!r} transformers has {some(known)}" if known else ""
+    return ModelError(f"{file!r} names no architectures, and so tensors cannot be told apart{said}")
 
 
 def belongs(taken: type, kind: Any) -> bool:
@@ -78,23 +129,6 @@ def belongs(taken: type, kind: Any) -> bool:
         return True
     parts = (getattr(kind, "sub_configs", None) or {}).values()
     return any(belongs(taken, part) for part in parts if part is not kind)
-
-
-def classes_of(kind: str) -> list[str]:
-    """The classes of models that transformers has of a type."""
-    from transformers.models.auto import modeling_auto
-
-    tables = (table for name, table in vars(modeling_auto).items() if re.fullmatch("MODEL_.*MAPPING_NAMES", name))
-    found = (table.get(kind) or () for table in tables)
-    return sorted({one for names in found for one in ([names] if isinstance(names, str) else names)})
-
-
-def usual_class(kind: str) -> str | None:
-    """The language model of a type, if transformers has one."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
-
-    found = KNOWN.get(kind)
-    return found if found is None or isinstance(found, str) else str(found[0])
 
 
 def some(names: Iterable[str]) -> str:

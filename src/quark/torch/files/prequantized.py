@@ -28,15 +28,15 @@ from typing import Any
 
 import torch
 
-from quark.errors import ConfigError, ModelError
+from quark.errors import ModelError
 from quark.files.drafts import naming
 from quark.files.folder import new_folder, scratch_beside
 from quark.torch.digest import GRIDS
-from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint, weight_files
-from quark.torch.export.declared import declared, refuse_method
+from quark.torch.export.checkpoint import SUFFIX, Checkpoint, method_of, read_checkpoint
+from quark.torch.export.declared import quantized_already, refuse_method
 from quark.torch.export.decoded import Parts
 from quark.torch.export.layout import Form
-from quark.torch.export.model_files import copy_files, read_object
+from quark.torch.export.model_files import copy_files
 from quark.torch.export.shards import Item, item_of, write_file, write_index
 from quark.torch.files.coded import decoding
 from quark.torch.files.methods import METHODS, CodedFolder, found_in
@@ -53,20 +53,6 @@ SCALES = ("weight_global_scale", "weight_scale_2", "scales", "weight_scale", "sc
 KEPT = {"scale": torch.float32, "zero_point": torch.int32}
 
 
-def method_of(folder: Path) -> str | None:
-    """How a folder is quantized; None: it is float.
-
-    Raises:
-        ModelError: files that are broken, or codes that nothing describes.
-    """
-    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    names = (
-        [name for names in weight_files(folder).values() for name in names] if any(folder.glob(f"*{SUFFIX}")) else []
-    )
-    found = declared(folder, config, names)
-    return None if found is None else str(found.get("quant_method"))
-
-
 def check_float(folder: Path) -> None:
     """Refuse a folder that is quantized, where only a float one is read.
 
@@ -81,10 +67,7 @@ def check_float(folder: Path) -> None:
         refuse_method(folder / "config.json", method, ["quark", *METHODS])
     if method in METHODS:
         coded_in(read_checkpoint(folder))
-    raise ConfigError(
-        f"{str(folder)!r} is quantized already ({method}), and this reads float checkpoints: give the model that it "
-        f"was made of; `quark torch quantize-files` and `quark torch convert` take it as it is"
-    )
+    raise quantized_already(folder, method)
 
 
 def coded_in(checkpoint: Checkpoint) -> CodedFolder:

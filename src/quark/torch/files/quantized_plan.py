@@ -12,11 +12,10 @@ from quark.config.plan import Plan
 from quark.errors import ModelError
 from quark.torch.config.model import QConfig
 from quark.torch.experts import unfuse_experts
-from quark.torch.export.checkpoint import read_checkpoint
+from quark.torch.export.checkpoint import method_of, read_checkpoint
 from quark.torch.export.reload import scheme_of
 from quark.torch.files.folder_caches import caches_in
 from quark.torch.files.foreign import OWN, coded_folder, config_of, empty_model, layers_of_model
-from quark.torch.files.prequantized import method_of
 from quark.torch.files.skeleton import architecture_of
 from quark.torch.matching import match
 

@@ -11,7 +11,6 @@ Stacked experts become linear layers, as in memory: each is a part of a stored t
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +27,13 @@ from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
 from quark.torch.export.model_files import HALVES, class_named, kept_wide
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.files.carried import places_of
-from quark.torch.files.fitting import check_counts, check_derived, check_lacking, check_types, left_behind, told
+from quark.torch.files.config_fields import COMPUTES, check_counts, type_named
+from quark.torch.files.fitting import check_derived, check_lacking, check_types, left_behind, told
+from quark.torch.files.headers import EMBEDDING
 from quark.torch.files.named import check_named
 from quark.torch.files.names import names_in_memory, renamed, renames_of
 
-COMPUTED = {str(one).removeprefix("torch."): one for one in (torch.float32, *HALVES, torch.float64)}
-EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
+COMPUTED: dict[str, torch.dtype] = {name: getattr(torch, name) for name in COMPUTES}
 
 
 @dataclass(frozen=True)
@@ -230,14 +230,8 @@ def named_type(checkpoint: Checkpoint) -> torch.dtype | None:
     Raises:
         ModelError: no model computes in it.
     """
-    field = "dtype" if checkpoint.config.get("dtype") else "torch_dtype"
-    named = checkpoint.config.get(field)
-    if not named:
-        return None
-    if not isinstance(named, str) or named not in COMPUTED:
-        file = str(checkpoint.folder / "config.json")
-        raise ModelError(f"{file!r}: {field} is {named!r}, in which no model computes. Allowed: {', '.join(COMPUTED)}")
-    return COMPUTED[named]
+    named = type_named(checkpoint.folder, checkpoint.config)
+    return None if named is None else COMPUTED[named]
 
 
 def float_type(checkpoint: Checkpoint) -> torch.dtype:

@@ -1,0 +1,177 @@
+"""What a folder's ``config.json`` and the headers of its files alone show to be wrong, before torch is loaded.
+
+What passes is looked at again with the model's modules (``skeleton.py``), which decide the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quark.dataclass import dataclass
+from quark.numerics.granularity import Group
+from quark.search.values import FLOAT
+from quark.torch.architectures import ARCHITECTURES, PLAIN
+from quark.torch.config.model import QConfig, QLayerConfig
+from quark.torch.config.schemes import scheme
+from quark.torch.config_file import WHOLE, split
+from quark.torch.export.checkpoint import Checkpoint, check_no_adapter, check_pickled, opened, read_checkpoint
+from quark.torch.export.declared import CODES, METHODS, quantized_already, refuse_method
+from quark.torch.files.config_fields import check_counts, type_named
+from quark.torch.files.named import check_by_names
+from quark.torch.patterns import check_fit, check_group, check_pattern, hint, matches
+from quark.torch.transformers_names import causal_class, classes
+
+EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a command reads a folder.
+
+    Attributes:
+        loaded: transformers loads the model.
+        code: it may run the folder's own code.
+        float: it has to be float.
+    """
+
+    loaded: bool = False
+    code: bool = False
+    float: bool = False
+
+
+def check_headers(folder: Path, how: Reading) -> Checkpoint | None:
+    """Refuse a folder that the command cannot read.
+
+    Args:
+        folder: of a model.
+        how: it is read.
+
+    Returns:
+        The float checkpoint; None: it is quantized.
+
+    Raises:
+        ModelError: no configuration, files that are missing or broken, a type or a number that no model has.
+        ConfigError: quantized in a way that is not read, or at all where only float models are.
+    """
+    check_no_adapter(folder)
+    if how.loaded:
+        check_pickled(folder)
+    checkpoint = read_checkpoint(folder)
+    said: Any = checkpoint.config.get("quantization_config")
+    if said is not None:
+        check_method(folder, said.get("quant_method"), checkpoint, how)
+        return None
+    config = checkpoint.config
+    type_named(folder, config)
+    check_by_names(folder, config, how.loaded, how.code)
+    listed = config.get("architectures")
+    if isinstance(listed, list) and listed and listed[0] in classes():
+        check_counts(folder, config, checkpoint.names)
+    return checkpoint
+
+
+def check_method(folder: Path, method: Any, checkpoint: Checkpoint, how: Reading) -> None:
+    """Refuse a quantized folder that cannot be read, or is to be float."""
+    if method not in METHODS:
+        refuse_method(folder / "config.json", method, METHODS)
+    if how.float and any(map(CODES.search, checkpoint.names)):
+        raise quantized_already(folder, method)
+
+
+def check_layers(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
+    """Refuse names of layers that are not there, and groups that do not divide a weight, where headers tell all layers.
+
+    Args:
+        checkpoint: a float one.
+        values: keys and values of a configuration file, as ``quark.torch.from_values.config_of``.
+
+    Raises:
+        ConfigError: such a name, or a layer that does not fit what is wanted of it.
+    """
+    shapes = plain_shapes(checkpoint)
+    if not shapes:
+        return
+    wanted = wanted_of(values, ARCHITECTURES[str(checkpoint.config["model_type"])].exclude)
+    if wanted is None:
+        return
+    everything = sorted({name[:end] for name in shapes for end in ends_of(name)})
+    layers = [*shapes, *(name for name in wanted.usual if "*" not in name and name not in shapes)]
+    for pattern in wanted.exclude:  # a module without tensors may be meant, unless a layer is near
+        if hint(pattern, everything, layers):
+            check_pattern("exclude", pattern, [*everything, *layers], everything, layers)
+    for pattern in wanted.layers:
+        check_pattern("layer_quant_config", pattern, layers, everything, layers)
+    for name, shape in shapes.items():
+        if not EMBEDDING.search(name) and not any(matches([name], one) for one in (*wanted.exclude, *wanted.usual)):
+            check_layer(name, shape, *wanted.choose(name))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a configuration wants of layers.
+
+    Attributes:
+        everywhere: of all of them.
+        layers: by name or glob.
+        exclude: names and globs that stay float.
+        usual: the same of the architecture, which need not match.
+    """
+
+    everywhere: QLayerConfig
+    layers: Mapping[str, QLayerConfig]
+    exclude: tuple[str, ...]
+    usual: tuple[str, ...]
+
+    def choose(self, name: str) -> tuple[QLayerConfig, str]:
+        """What is wanted of a layer, and the field that says so; exact names go before globs."""
+        found = name if name in self.layers else next((one for one in self.layers if matches([name], one)), None)
+        if found is None:
+            return self.everywhere, "global_quant_config"
+        return self.layers[found], f"layer_quant_config[{found!r}]"
+
+
+def wanted_of(values: Mapping[str, Any], usual: tuple[str, ...]) -> Wanted | None:
+    """What keys and values want; None: types of layers decide, or caches, which modules tell."""
+    if WHOLE in values:
+        config = QConfig.from_dict(values)
+        if config.layer_type_quant_config or config.kv_cache_quant_config:
+            return None
+        return Wanted(config.global_quant_config, config.layer_quant_config, tuple(config.exclude), ())
+    layers = values.get("layers") or {}
+    chosen = {name: scheme(split(value)[0]) for name, value in layers.items() if value != FLOAT}
+    floats = [name for name, value in layers.items() if value == FLOAT]
+    said = values.get("exclude")
+    exclude = (*(said or ()), *(values.get("also_exclude") or ()), *floats)
+    return Wanted(scheme(values["scheme"]), chosen, exclude, usual if said is None else ())
+
+
+def plain_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """The shapes of the matrices of layers by the layers' names, where files name them as the model does; else none."""
+    kind = checkpoint.config.get("model_type")
+    if kind not in PLAIN or checkpoint.config.get("architectures") != [causal_class(str(kind))]:
+        return {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file, names in checkpoint.files.items():
+        with opened(checkpoint.folder / file, "numpy") as source:
+            found = {name: tuple(source.get_slice(name).get_shape()) for name in names if name.endswith(".weight")}
+        shapes |= {name.removesuffix(".weight"): shape for name, shape in found.items() if len(shape) == 2}
+    return shapes if any(name.startswith("model.layers.0.") for name in shapes) else {}
+
+
+def ends_of(name: str) -> Iterator[int]:
+    """Where the names of a layer, and of the modules that hold it, end."""
+    yield from (one.start() for one in re.finditer(r"\.", name))
+    yield len(name)
+
+
+def check_layer(name: str, shape: tuple[int, ...], config: QLayerConfig, source: str) -> None:
+    """A linear layer [out, in] fits what is wanted of it."""
+    for stage in config.stages("weight"):
+        check_fit(f"{source}: weight of {name!r}", shape, stage)
+    for stage in config.stages("input_tensors"):
+        granularity = stage.spec.granularity
+        if isinstance(granularity, Group) and granularity.axis == -1:
+            check_group(f"{source}: input of {name!r}", shape[1], granularity.size, stage.format)

@@ -1,0 +1,101 @@
+"""Names that transformers has, read from its source: to import the tables takes seconds, since torch comes with them.
+
+A table that is written in a way that is not understood here is not known, and then nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+Table = Mapping[str, tuple[str, ...]]
+AUTO = "models/auto"
+
+
+@cache
+def model_types() -> Table:
+    """Model types -> the class of their configuration; empty where that is not known."""
+    return next((found for file in ("auto_mappings", "configuration_auto") if (found := _types_in(file))), {})
+
+
+def _types_in(file: str) -> Table:
+    own = _tables(f"{AUTO}/{file}.py").get("CONFIG_MAPPING_NAMES", {})
+    more = _tables(f"{AUTO}/configuration_auto.py").get("CONFIG_MAPPING_NAMES", {}) if own else {}
+    return {**own, **more}
+
+
+@cache
+def classes() -> dict[str, set[str]]:
+    """Classes of models -> their types, of all that have a row in a table of models."""
+    found: dict[str, set[str]] = {}
+    for name, table in _tables(f"{AUTO}/modeling_auto.py").items():
+        if name.startswith("MODEL_"):
+            for kind, listed in table.items():
+                for one in listed:
+                    found.setdefault(one, set()).add(kind)
+    return found
+
+
+def causal_class(kind: str) -> str | None:
+    """The language model of a type; None: it has none, or that is not known."""
+    table = _tables(f"{AUTO}/modeling_auto.py").get("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", {})
+    return next(iter(table.get(kind, ())), None)
+
+
+def classes_of(kind: str) -> list[str]:
+    """The classes of models of a type."""
+    return sorted(name for name, kinds in classes().items() if kind in kinds)
+
+
+def type_of_class(name: str) -> str | None:
+    """The type that a class of models is called after, of those that it is made for; None: it has no row in a table."""
+    kinds = sorted(
+        classes().get(name, ()), key=lambda kind: (not name.lower().startswith(re.sub("[_-]", "", kind)), kind)
+    )
+    return next(iter(kinds), None)
+
+
+def quantization_methods() -> set[str]:
+    """The methods of quantization that it reads."""
+    return {*_tables("quantizers/auto.py").get("AUTO_QUANTIZATION_CONFIG_MAPPING", {})}
+
+
+@cache
+def _tables(file: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    """The mappings from strings that a module of transformers makes at its top, by their names."""
+    spec = find_spec("transformers")
+    paths = [Path(folder) / file for folder in (spec and spec.submodule_search_locations) or ()]
+    tree = next((ast.parse(path.read_text(encoding="utf-8")) for path in paths if path.is_file()), ast.Module([], []))
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, {}).update(_pairs(node.value))
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            call = node.value.func
+            if isinstance(call, ast.Attribute) and call.attr == "update" and isinstance(call.value, ast.Name):
+                found.setdefault(call.value.id, {}).update(pair for one in node.value.args for pair in _pairs(one))
+    return found
+
+
+def _pairs(node: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Keys and strings of a mapping as it is written: a dict, or a list of pairs."""
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value, _strings(value)
+    elif isinstance(node, ast.Call):
+        for inner in (*node.args, *(one.value for one in node.keywords)):
+            yield from _pairs(inner)
+    elif isinstance(node, ast.List):
+        for pair in node.elts:
+            if isinstance(pair, ast.Tuple) and isinstance(pair.elts[0], ast.Constant):
+                yield str(pair.elts[0].value), _strings(pair.elts[1])
+
+
+def _strings(node: ast.AST) -> tuple[str, ...]:
+    """The strings that are written in a value."""
+    return tuple(one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str))
