@@ -73,7 +73,7 @@ def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None
     from quark.torch.export.checkpoint import check_no_adapter, check_pickled, read_checkpoint
     from quark.torch.files.config_fields import check_counts
     from quark.torch.files.fitting import check_derived, check_types, told
-    from quark.torch.files.named import check_named
+    from quark.torch.files.named import check_code, check_named
     from quark.torch.files.skeleton import stored_tensors
 
     check_no_adapter(folder)
@@ -101,20 +101,6 @@ def float_model(folder: Path, trust_remote_code: bool, dtype: torch.dtype | None
     check_types(folder, model, {name: one.dtype for name, one in stored.items()})
     check_derived(folder, config, model)
     return model
-
-
-def check_code(folder: Path, config: Mapping[str, Any], trust_remote_code: bool) -> None:
-    """A model that only the folder's own code makes is run where somebody says so.
-
-    Raises:
-        ModelError: nobody did.
-    """
-    from transformers import CONFIG_MAPPING
-
-    from quark.torch.files.named import needs_code
-
-    if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING and not trust_remote_code:
-        raise needs_code(folder)
 
 
 def _kind(config: Mapping[str, Any]) -> Any:

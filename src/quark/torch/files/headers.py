@@ -12,6 +12,7 @@ from typing import Any
 
 from quark.dataclass import dataclass
 from quark.numerics.granularity import Group
+from quark.reading import read_object
 from quark.search.values import FLOAT
 from quark.torch.architectures import ARCHITECTURES, PLAIN
 from quark.torch.config.model import QConfig, QLayerConfig
@@ -20,7 +21,7 @@ from quark.torch.config_file import WHOLE, split
 from quark.torch.export.checkpoint import Checkpoint, check_no_adapter, check_pickled, opened, read_checkpoint
 from quark.torch.export.declared import CODES, METHODS, quantized_already, refuse_method
 from quark.torch.files.config_fields import check_counts, type_named
-from quark.torch.files.named import check_by_names
+from quark.torch.files.named import check_by_names, check_code
 from quark.torch.patterns import check_fit, check_group, check_pattern, hint, matches
 from quark.torch.transformers_names import causal_class, classes
 
@@ -59,6 +60,7 @@ def check_headers(folder: Path, how: Reading) -> Checkpoint | None:
     check_no_adapter(folder)
     if how.loaded:
         check_pickled(folder)
+        check_code(folder, read_object(folder / "config.json"), how.code)
     checkpoint = read_checkpoint(folder)
     said: Any = checkpoint.config.get("quantization_config")
     if said is not None:
@@ -66,7 +68,7 @@ def check_headers(folder: Path, how: Reading) -> Checkpoint | None:
         return None
     config = checkpoint.config
     type_named(folder, config)
-    check_by_names(folder, config, how.loaded, how.code)
+    check_by_names(folder, config, how.loaded)
     listed = config.get("architectures")
     if isinstance(listed, list) and listed and listed[0] in classes():
         check_counts(folder, config, checkpoint.names)

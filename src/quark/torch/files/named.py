@@ -69,27 +69,44 @@ def check_named(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def check_by_names(folder: Path, config: Mapping[str, Any], loaded: bool = False, code: bool = False) -> None:
+def types_known() -> Any:
+    """Model types of transformers, with those that somebody has registered in this process."""
+    if "transformers" not in sys.modules:
+        return model_types()
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING
+
+
+def check_code(folder: Path, config: Mapping[str, Any], trust_remote_code: bool) -> None:
+    """A model that only the folder's own code makes is run where somebody says so.
+
+    Raises:
+        ModelError: nobody did.
+    """
+    if "auto_map" in config and not trust_remote_code and config.get("model_type") not in types_known():
+        raise ModelError(
+            f"{str(folder)!r} is made by Python code of its own (auto_map of config.json), which is run only with "
+            f"trust_remote_code (--trust-remote-code): read it first"
+        )
+
+
+def check_by_names(folder: Path, config: Mapping[str, Any], loaded: bool) -> None:
     """As ``check_named``, as far as the tables of transformers decide it: torch is not loaded, nor transformers.
 
     Args:
         folder, config: as ``check_named``.
         loaded: transformers loads the model, which needs a type that it has.
-        code: the code of the folder may run.
 
     Raises:
         ModelError: as ``check_named``, or a type that transformers cannot load.
     """
     if (folder / GENERATION).is_file():
         read_object(folder / GENERATION)
-    types, kind, listed = model_types(), config.get("model_type"), config.get("architectures")
-    if not types or "transformers" in sys.modules or "_class_name" in config:  # somebody may have registered a type
+    types, kind, listed = types_known(), config.get("model_type"), config.get("architectures")
+    if not types or "_class_name" in config or "auto_map" in config:
         return
     name, file = str(listed[0]) if isinstance(listed, list) and listed else "", str(folder / "config.json")
-    if "auto_map" in config:
-        if loaded and not code and kind not in types:
-            raise needs_code(folder)
-        return
     if isinstance(kind, str) and kind in types:
         if not name:
             raise no_class(file, kind)
@@ -99,14 +116,6 @@ def check_by_names(folder: Path, config: Mapping[str, Any], loaded: bool = False
     if loaded and isinstance(kind, str):
         said = f"{file!r} says that model_type is {kind!r}, which transformers lacks.{nearest(kind, types)}"
         raise ModelError(f"{said} Without its code (auto_map) only `quark torch quantize-files` takes such a folder")
-
-
-def needs_code(folder: Path) -> ModelError:
-    """What is said of a model that only the folder's own code makes."""
-    return ModelError(
-        f"{str(folder)!r} is made by Python code of its own (auto_map of config.json), which is run only with "
-        f"trust_remote_code (--trust-remote-code): read it first"
-    )
 
 
 def wrong_type(file: str, kind: object, name: str, takes: str, types: Iterable[str]) -> ModelError:
