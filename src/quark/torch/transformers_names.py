@@ -52,11 +52,11 @@ def classes_of(kind: str) -> list[str]:
 
 
 def type_of_class(name: str) -> str | None:
-    """The type that a class of models is called after, of those that it is made for; None: it has no row in a table."""
-    kinds = sorted(
-        classes().get(name, ()), key=lambda kind: (not name.lower().startswith(re.sub("[_-]", "", kind)), kind)
-    )
-    return next(iter(kinds), None)
+    """The type that a class of models is made for, of several the one that it is called after; None: not known."""
+    kinds = classes().get(name, set())
+    called = {kind for kind in kinds if name.lower().startswith(re.sub("[_-]", "", kind))}
+    found = kinds if len(kinds) == 1 else called
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def quantization_methods() -> set[str]:

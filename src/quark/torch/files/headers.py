@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.dataclass import dataclass
+from quark.errors import ModelError
 from quark.numerics.granularity import Group
 from quark.reading import read_object
 from quark.search.values import FLOAT
@@ -26,6 +27,8 @@ from quark.torch.patterns import check_fit, check_group, check_pattern, hint, ma
 from quark.torch.transformers_names import causal_class, classes
 
 EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
+WORDS = "model.embed_tokens"
+PART = re.compile(r"model\.layers\.(\d+)\.(.+\.weight)")  # a parameter of a layer
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ def check_headers(folder: Path, how: Reading) -> Checkpoint | None:
     listed = config.get("architectures")
     if isinstance(listed, list) and listed and listed[0] in classes():
         check_counts(folder, config, checkpoint.names)
+    check_tensors(checkpoint)
     return checkpoint
 
 
@@ -81,6 +85,31 @@ def check_method(folder: Path, method: Any, checkpoint: Checkpoint, how: Reading
         refuse_method(folder / "config.json", method, METHODS)
     if how.float and any(map(CODES.search, checkpoint.names)):
         raise quantized_already(folder, method)
+
+
+def check_tensors(checkpoint: Checkpoint) -> None:
+    """Refuse layers that lack a part, or are not as many as ``config.json`` says, and tables of words of another size,
+    where headers tell all layers.
+
+    Raises:
+        ModelError: a tensor that is missing, of another shape, or of a layer that the configuration does not have.
+    """
+    shapes, config, folder = plain_shapes(checkpoint), checkpoint.config, str(checkpoint.folder)
+    file, count = str(checkpoint.folder / "config.json"), config.get("num_hidden_layers")
+    sides = (config.get("vocab_size"), config.get("hidden_size"))
+    if not shapes or not all(type(one) is int and one > 0 for one in (count, *sides)):
+        return
+    words = shapes.get(WORDS)
+    if words is not None and words != sides:
+        asked = f"{list(words)} in the files, and {file!r} asks for {list(sides)}"
+        raise ModelError(f"{folder!r}: the tensor {f'{WORDS}.weight'!r} is {asked}")
+    inside = {name: found for name in sorted(checkpoint.names) if (found := PART.fullmatch(name))}
+    parts, numbers = sorted({one[2] for one in inside.values()}), range(int(str(count)))
+    wanted = [f"{WORDS}.weight", *(f"model.layers.{number}.{part}" for number in numbers for part in parts)]
+    if missing := [name for name in wanted if name not in checkpoint.names]:
+        raise ModelError(f"{folder!r} lacks the tensor {missing[0]!r}, which {file!r} asks for")
+    if more := sorted(set(inside) - set(wanted)):
+        raise ModelError(f"{folder!r} holds the tensor {more[0]!r}, for which {file!r} has no layer")
 
 
 def check_layers(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:

@@ -1,0 +1,297 @@
+"""What ``config.json`` and headers show to be wrong is refused before torch is loaded, in the words of those who know
+the modules."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from quark.errors import QuarkError
+from quark.torch import transformers_names
+from quark.torch.architectures import ARCHITECTURES, PLAIN
+from quark.torch.export.checkpoint import read_checkpoint
+from quark.torch.export.declared import METHODS
+from quark.torch.files import methods
+from quark.torch.files.headers import EMBEDDING, PART, Reading, check_headers, check_layers, check_tensors
+from quark.torch.files.skeleton import read_skeleton
+from quark.torch.from_values import config_of
+from quark.torch.layers import kind_of
+from quark.torch.matching import match_skeleton
+
+WIDTH, WORDS = 32, 64
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "float16",
+    "hidden_act": "silu",
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "vocab_size": WORDS,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+BLOCK = {
+    **{f"self_attn.{name}_proj": (WIDTH, WIDTH) for name in "qkvo"},
+    "mlp.gate_proj": (48, WIDTH),
+    "mlp.up_proj": (48, WIDTH),
+    "mlp.down_proj": (WIDTH, 48),
+    "input_layernorm": (WIDTH,),
+    "post_attention_layernorm": (WIDTH,),
+}
+SHAPES = {
+    "model.embed_tokens": (WORDS, WIDTH),
+    "lm_head": (WORDS, WIDTH),
+    "model.norm": (WIDTH,),
+    **{f"model.layers.{k}.{name}": shape for k in range(2) for name, shape in BLOCK.items()},
+}
+DOWN = "model.layers.1.mlp.down_proj"
+
+
+def folder(path: Path, config: Mapping[str, Any] = {}, shapes: Mapping[str, Any] = {}) -> Path:
+    """A Llama with other fields or shapes; None: left out."""
+    path.mkdir(exist_ok=True)
+    kept = {key: value for key, value in {**CONFIG, **config}.items() if value is not None}
+    (path / "config.json").write_text(json.dumps(kept))
+    header, end = {}, 0
+    for name, shape in {**SHAPES, **shapes}.items():
+        if shape is not None:
+            size = 2 * int(np.prod(shape))
+            full = name if "qweight" in name else f"{name}.weight"
+            header[full] = {"dtype": "F16", "shape": list(shape), "data_offsets": [end, end + size]}
+            end += size
+    text = json.dumps(header).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+    return path
+
+
+def written(name: str, text: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_text(text)
+
+
+def indexed(files: Mapping[str, str]) -> Callable[[Path], object]:
+    """An index that names a file for every tensor, the first ones as ``files`` says."""
+    names = {f"{name}.weight": "model.safetensors" for name in SHAPES}
+    return written("model.safetensors.index.json", json.dumps({"weight_map": {**names, **files}}))
+
+
+def coded(method: object) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": method}}
+
+
+#: config, shapes, what else is changed, and what is said.
+FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Path], object] | None, str]] = {
+    "empty": ({}, {}, lambda path: [one.unlink() for one in path.iterdir()], "config.json' does not exist"),
+    "no_tensors": ({}, {}, lambda path: (path / "model.safetensors").unlink(), "has no safetensors file"),
+    "broken_json": ({}, {}, written("config.json", '{"a": 1,'), "config.json' is not JSON"),
+    "a_list": ({}, {}, written("config.json", "[]"), "must hold an object"),
+    "no_header": ({}, {}, written("model.safetensors", "<html>"), "is not a whole safetensors file"),
+    "no_index": ({}, {}, written("model.safetensors.index.json", "{"), "index.json' is not JSON"),
+    "absent": ({}, {}, indexed({"lm_head.weight": "b.safetensors"}), "says is in 'b.safetensors'"),
+    "outside": ({}, {}, indexed({"lm_head.weight": "../b.safetensors"}), "is not a file of the folder"),
+    "two": ({}, {}, written("b.safetensors", ""), "has 2 safetensors files and no index"),
+    "adapter": ({}, {}, written("adapter_config.json", "{}"), "the model has an adapter"),
+    "settings": ({}, {}, written("generation_config.json", "{"), "generation_config.json' is not JSON"),
+    "type": ({"model_type": "lama"}, {}, None, "Did you mean 'llama'? LlamaForCausalLM takes 'llama'"),
+    "no_type": ({"model_type": None}, {}, None, "names no model_type. LlamaForCausalLM takes 'llama'"),
+    "no_class": ({"architectures": None}, {}, None, "['LlamaForCausalLM'] is usual"),
+    "dtype": ({"dtype": "float8"}, {}, None, "dtype is 'float8', in which no model computes"),
+    "epsilon": ({"rms_norm_eps": -1}, {}, None, "rms_norm_eps is -1"),
+    "layers": ({"num_hidden_layers": 10**6}, {}, None, "num_hidden_layers is 1000000"),
+    "heads": ({"num_attention_heads": -8}, {}, None, "num_attention_heads is -8"),
+    "method": (coded("gptk"), {}, None, "unknown quant_method 'gptk'. Did you mean 'gptq'?"),
+    "unread": (coded("aqlm"), {}, None, "a model quantized by aqlm is not read here"),
+    "no_method": ({"quantization_config": "fp8"}, {}, None, "must be an object that names a quant_method"),
+    "codes": ({}, {DOWN: None, f"{DOWN}.qweight": (4, 4)}, None, "holds the codes of a quantized model"),
+    "part": ({}, {DOWN: None}, None, f"lacks the tensor '{DOWN}.weight'"),
+    "words": ({}, {"model.embed_tokens": None}, None, "lacks the tensor 'model.embed_tokens.weight'"),
+    "more_words": ({"vocab_size": 60}, {}, None, "'model.embed_tokens.weight' is [64, 32] in the files"),
+    "deeper": ({"num_hidden_layers": 3}, {}, None, "lacks the tensor 'model.layers.2."),
+    "flatter": ({"num_hidden_layers": 1}, {}, None, "holds the tensor 'model.layers.1."),
+}
+WEIGHTS = ["-s", "int8_wo_per_channel"]
+COMMANDS: dict[str, list[str]] = {
+    "quantize": ["-o", "out", *WEIGHTS],
+    "quantize-files": ["-o", "out", *WEIGHTS],
+    "plan": WEIGHTS,
+    "explain": ["lm_head", *WEIGHTS],
+    "evaluate": ["--data", "ids.npy"],
+    "sensitivity": [*WEIGHTS, "--data", "ids.npy"],
+    "search": ["-o", "plan.yaml", "--target", "kl<=1", "-c", "int8_wo_per_channel", "--data", "ids.npy"],
+}
+#: What is typed behind the folder of a model that is right, and what is said.
+LAYERS: dict[str, tuple[list[str], str]] = {
+    "glob": (["-s", "int8_wo_per_channel", "--layer", "*downproj=mxfp4"], "Did you mean '*down_proj'?"),
+    "name": (["-s", "int8_wo_per_channel", "--layer", "model.layers.9.mlp.up_proj=mxfp4"], "matches no layer"),
+    "holds": (["-s", "int8_wo_per_channel", "--layer", "model.layers.0=mxfp4"], "'model.layers.0.*'"),
+    "exclude": (["-s", "int8_wo_per_channel", "--exclude", "*downproj"], "Did you mean '*down_proj'?"),
+    "groups": (["-s", "int4_wo_32"], "groups of 32 do not divide the 48 inputs"),
+    "rows": (["-s", "Q4_K"], "blocks of 256"),
+}
+FILES: dict[str, tuple[str, str]] = {
+    "key.yaml": ("scheme: mxfp4\nexlude: [lm_head]\n", "Did you mean 'exclude'?"),
+    "key.json": ('{"scheme": "mxfp4", "exlude": []}', "Did you mean 'exclude'?"),
+    "broken.json": ('{"scheme": ', "is not JSON"),
+    "scheme.yaml": ("scheme: mxfp5\n", "Did you mean 'mxfp"),
+    "kind.yaml": ("scheme: mxfp4\nlayers: {'*up_proj': 3}\n", "it must be a scheme"),
+    "algorithm.yaml": ("scheme: int4_wo_32\nlayers: {'*up_proj': int4_wo_32+gptk}\n", "'gptk'"),
+    "early.yaml": ("scheme: int4_wo_32\nlayers: {'*up_proj': int4_wo_32+awq}\n", "algorithm for single layers 'awq'"),
+    "static.yaml": ("scheme: mxfp4\nlayers: {'*upproj': mxfp8}\n", "Did you mean '*up_proj'?"),
+    "whole.yaml": ("global_quant_config: {weigth: {dtype: int4}}\n", "weigth"),
+}
+RUN = """
+import contextlib, io, json, sys
+from quark.cli import main
+found = []
+for words in json.loads(sys.stdin.read()):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        code = main(words)
+    found.append([words, code, said.getvalue(), [one for one in ("torch", "transformers") if one in sys.modules]])
+print(json.dumps(found))
+"""
+
+
+def test_no_refusal_by_headers_loads_torch(tmp_path: Path) -> None:
+    """One process types all: every command with every folder, every file and option with one that is right."""
+    np.save(tmp_path / "ids.npy", np.zeros((2, 8), np.int64))
+    typed: list[tuple[list[str], str]] = []
+    for name, (config, shapes, change, said) in FOLDERS.items():
+        path = folder(tmp_path / name, config, shapes)
+        if change is not None:
+            change(path)
+        typed += [(["torch", command, name, *words], said) for command, words in COMMANDS.items()]
+    folder(tmp_path / "good")
+    typed += [(["torch", "plan", "good", *words], said) for words, said in LAYERS.values()]
+    typed += [(["torch", "quantize-files", "good", "-o", "out", *words], said) for words, said in LAYERS.values()]
+    for name, (text, said) in FILES.items():
+        (tmp_path / name).write_text(text)
+        typed.append((["torch", "quantize", "good", "-o", "out", "--config", name], said))
+    given = json.dumps([words for words, _ in typed])
+    done = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, input=given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    wrong = [
+        (words, code, said, loaded)
+        for (words, code, said, loaded), (_, wanted) in zip(json.loads(done.stdout), typed, strict=True)
+        if code != 1 or wanted not in said or loaded or not said.startswith("error: ")
+    ]
+    assert not wrong
+    assert not (tmp_path / "out").exists()
+
+
+GROUPS = {"dtype": "int4", "qscheme": "per_group", "ch_axis": -1, "group_size": 32}
+SAME = {
+    "a name": {"layers": {"model.layers.9.mlp.up_proj": "mxfp4"}},
+    "a glob": {"layers": {"*downproj": "mxfp4"}},
+    "a module": {"layers": {"model.layers.0": "mxfp4"}},
+    "an embedding": {"layers": {"model.embed_tokens": "mxfp4"}},
+    "excluded": {"exclude": ["*downproj"]},
+    "excluded besides": {"also_exclude": ["*up_prj"]},
+    "float": {"layers": {"*up_prj": "float"}},
+    "a module without tensors": {"also_exclude": ["*rotary_emb", "*act_fn"]},
+    "everything": {"exclude": ["*"]},
+    "groups": {"scheme": "int4_wo_32"},
+    "groups, but none there": {"scheme": "int4_wo_32", "also_exclude": ["*down_proj"]},
+    "groups of one layer": {"layers": {"*down_proj": "int4_wo_32"}},
+    "an exact name before a glob": {"layers": {"*down_proj": "int4_wo_32", DOWN: "mxfp4"}},
+    "groups of inputs": {"global_quant_config": {"input_tensors": GROUPS, "weight": GROUPS}},
+    "blocks": {"layers": {"*down_proj": "Q4_K"}},
+    "blocks that end short": {"scheme": "mxfp4"},
+    "the head": {"scheme": "int4_wo_per_channel", "exclude": []},
+    "a whole one": {"global_quant_config": {"weight": GROUPS}, "exclude": ["lm_head"]},
+}
+
+
+def said(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except QuarkError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_headers_say_what_modules_say(tied: bool, tmp_path: Path) -> None:
+    """What is refused by both is refused in the same words; what modules let pass, headers let pass."""
+    shapes = {"lm_head": None} if tied else {}
+    checkpoint = read_checkpoint(folder(tmp_path / "model", {"tie_word_embeddings": tied}, shapes))
+    model, refused = read_skeleton(checkpoint).model, 0
+    for name, values in SAME.items():
+        values = values if "global_quant_config" in values else {"scheme": "int8_wo_per_channel", **values}
+        early = said(lambda values=values: check_layers(checkpoint, values))
+        late = said(lambda values=values: match_skeleton(model, config_of(values, model)))
+        assert early in ("", late), name
+        refused += bool(early)
+    assert refused == 10
+
+
+@pytest.mark.parametrize("name", ["part", "words", "more_words", "deeper", "flatter"])
+def test_tensors_that_do_not_fit_are_refused_as_the_modules_refuse_them(name: str, tmp_path: Path) -> None:
+    config, shapes, _, wanted = FOLDERS[name]
+    checkpoint = read_checkpoint(folder(tmp_path / "model", config, shapes))
+    assert wanted in said(lambda: check_tensors(checkpoint))
+    assert wanted in said(lambda: read_skeleton(checkpoint))
+
+
+def test_what_is_read_with_the_modules_passes(tmp_path: Path) -> None:
+    """Of a type that is no plain one headers decide nothing."""
+    made = folder(tmp_path / "model", {"model_type": "mllama", "architectures": ["MllamaForCausalLM"]}, {DOWN: None})
+    assert check_headers(made, Reading()) is not None
+
+
+def test_the_names_are_those_of_transformers() -> None:
+    from transformers.models.auto import configuration_auto, modeling_auto
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    assert set(transformers_names.model_types()) == set(configuration_auto.CONFIG_MAPPING_NAMES)
+    real: dict[str, set[str]] = {}
+    for table in (one for name, one in vars(modeling_auto).items() if re.fullmatch("MODEL_.*MAPPING_NAMES", name)):
+        for kind, names in table.items():
+            for name in [names] if isinstance(names, str) else names:
+                real.setdefault(name, set()).add(kind)
+    assert transformers_names.classes() == real
+    assert transformers_names.causal_class("llama") == "LlamaForCausalLM"
+    assert transformers_names.quantization_methods() >= set(AUTO_QUANTIZATION_CONFIG_MAPPING)
+    assert ("quark", *methods.METHODS) == METHODS
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_headers_tell_all_layers_of_a_plain_type(kind: str) -> None:
+    """The model in memory has the names of its files, and linear layers where these hold matrices."""
+    import transformers
+
+    from quark.torch.export.original import names_of
+
+    config = transformers.CONFIG_MAPPING[kind](num_hidden_layers=3)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:3]
+    with torch.device("meta"):
+        model = getattr(transformers, str(transformers_names.causal_class(kind)))._from_config(config)
+    state, outside = model.state_dict(), names_of(model)
+    assert kind in ARCHITECTURES and all(outside.outside(name) == name for name in state)
+    matrices = {
+        name.removesuffix(".weight") for name, one in state.items() if name.endswith(".weight") and one.dim() == 2
+    }
+    layers = {name: module for name, module in model.named_modules() if kind_of(module) is not None}
+    assert matrices == set(layers)
+    assert {name for name in matrices if not EMBEDDING.search(name)} == {
+        name for name, module in layers.items() if isinstance(module, nn.Linear)
+    }
+    parts: dict[str, set[str]] = {}
+    for name in state:
+        if found := PART.fullmatch(name):
+            parts.setdefault(found[1], set()).add(found[2])
+    assert set(parts) == {"0", "1", "2"} and len({frozenset(one) for one in parts.values()}) == 1
+    assert tuple(state["model.embed_tokens.weight"].shape) == (config.vocab_size, config.hidden_size)
