@@ -34,7 +34,7 @@ from quark.errors import ConfigError, check_name
 from quark.files.folder import drop_detour, new_folder
 from quark.files.vocabulary import vocabulary_in
 from quark.torch.config.schemes import cache_scheme
-from quark.torch.files.headers import Reading
+from quark.torch.files.headers import Reading, check_coded
 
 if TYPE_CHECKING:
     from quark.torch.config.model import QConfig
@@ -51,7 +51,7 @@ def run(request: InMemory) -> None:
     refuse(request)
     values = chosen_values(request)
     format = checked_format(request, values)
-    refuse_without_samples(request)
+    refuse_without_samples(request, values)
     if values.get("kv_cache"):
         cache_scheme(values["kv_cache"])
     check_model(request.model, Reading(loaded=True, code=request.trust_remote_code), values)
@@ -84,14 +84,16 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
         check_name("--dtype", request.dtype, DTYPES)
     if request.max_shard_size is not None:
         bytes_of(request.max_shard_size)
-    refuse_without_samples(request)
+    typed_alone = {"scheme": request.scheme, "kv_cache": request.kv_cache, "layers": request.layers}
+    refuse_without_samples(request, {**typed_alone, "algorithms": with_own(request.algorithms)})
 
 
-def refuse_without_samples(request: FolderJob) -> None:
-    """Refuse what needs samples, where there are none."""
-    if request.scheme is not None and request.source.data is None:
+def refuse_without_samples(request: FolderJob, values: Mapping[str, Any]) -> None:
+    """Refuse what needs samples, where there are none; ``values``: what is known of the configuration."""
+    if values.get("scheme") is not None and request.source.data is None:
         way = (CONVERT_NEEDS,) if isinstance(request, Converted) else ()
-        check_samples(request.scheme, request.kv_cache, with_own(request.algorithms), request.layers, *way)
+        names, layers = values.get("algorithms") or (), values.get("layers") or ()
+        check_samples(values["scheme"], values.get("kv_cache"), names, layers, *way)
 
 
 def refuse_ggml(values: Mapping[str, Any]) -> None:
@@ -353,7 +355,7 @@ def run_files(request: FolderJob) -> None:
     values, start = chosen_values(request), time.perf_counter()
     format = checked_format(request, values)
     refuse_ggml(values)
-    refuse_without_samples(request)
+    refuse_without_samples(request, values)
     check_model(request.model, Reading(), values)
     from quark.torch.devices import usable
     from quark.torch.files.prequantized import as_float
@@ -448,6 +450,9 @@ def run_convert(request: Converted) -> None:
     """
     check_folder(request.model)
     format = chosen_format(request.format, request.program)
+    if request.scheme is None:
+        check_coded(request.model)
+        check_output(request.output)
     from quark.torch.export.checkpoint import method_of
     from quark.torch.export.readers import readers_of_codes, schemes_in
     from quark.torch.files.folder_caches import cache_of
@@ -457,7 +462,6 @@ def run_convert(request: Converted) -> None:
         run_files(request)
         return
     method = method_of(request.model)
-    check_output(request.output)
     start = time.perf_counter()
     with new_folder(request.output) as work:
         model = quantized_model(request.model)

@@ -24,6 +24,7 @@ SIGNS = {
     "quant_algo": "modelopt",
     "config_groups": "compressed-tensors",
 }  # of older descriptions without a quant_method
+RESULTS = ("*.gguf", "*.onnx")
 #: Methods whose codes are read; ``quark.torch.files.methods`` has a row for each of the others.
 METHODS = (
     *("quark", "fp8", "mxfp8", "fbgemm_fp8", "awq", "gptq", "mxfp4", "compressed-tensors", "modelopt", "bitsandbytes"),
@@ -116,6 +117,27 @@ def quantized_already(folder: Path, method: Any) -> ConfigError:
         f"{str(folder)!r} is quantized already ({method}), and this reads float checkpoints: give the model that it "
         f"was made of; `quark torch quantize-files` and `quark torch convert` take it as it is"
     )
+
+
+def not_coded(folder: Path) -> str:
+    """What is said of a float folder where codes are carried over."""
+    return (
+        f"{str(folder)!r} is float; codes are carried over from {', '.join(METHODS)}. `quark torch convert "
+        f"--requantize SCHEME` decodes it and quantizes it again"
+    )
+
+
+def check_written(folder: Path) -> None:
+    """Refuse a folder of a format that is written, and not read.
+
+    Raises:
+        ModelError: it holds a file of one.
+    """
+    if results := sorted(path.name for pattern in RESULTS for path in folder.glob(pattern)):
+        raise ModelError(
+            f"{str(folder)!r} holds {results[0]!r}, a format that is written and is not read; start from the folder "
+            f"that it was made of"
+        )
 
 
 def refuse_method(file: Path, method: Any, known: Iterable[str]) -> NoReturn:

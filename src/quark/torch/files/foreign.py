@@ -32,7 +32,7 @@ from quark.torch.experts import count_of, fact, is_fused, layers_of, stacked_nam
 from quark.torch.export.before_work import check_before_work
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, method_of, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
-from quark.torch.export.declared import refuse_method
+from quark.torch.export.declared import check_written, not_coded, refuse_method
 from quark.torch.export.gguf_tensors import FileLoss
 from quark.torch.export.huggingface import config_of as written_as
 from quark.torch.export.left_out import GIVEN, is_prediction
@@ -58,7 +58,6 @@ from quark.torch.files.skeleton import architecture_of
 from quark.torch.layers import kind_of
 from quark.torch.patterns import Usual
 
-RESULTS = ("*.gguf", "*.onnx")
 OWN = ("quark",)  # methods that the import reads as they are
 
 
@@ -259,16 +258,12 @@ def coded_folder(folder: Path) -> CodedFolder:
         ConfigError, ModelError: as ``quantized_model``.
     """
     method = method_of(folder)
-    results = sorted(path.name for pattern in RESULTS for path in folder.glob(pattern))
-    if results and not any(folder.glob(f"*{SUFFIX}")):
-        raise ModelError(
-            f"{str(folder)!r} holds {results[0]!r}, a format that is written and is not read; start from the folder "
-            f"that it was made of"
-        )
+    if not any(folder.glob(f"*{SUFFIX}")):
+        check_written(folder)
     if method not in GRIDS:
         if method is not None:
             refuse_method(folder / "config.json", method, ["quark", *GRIDS])
-        refuse(f"{str(folder)!r} is float; codes are carried over from {', '.join(['quark', *GRIDS])}")
+        raise Uncarried(not_coded(folder))
     return coded_in(read_checkpoint(folder))
 
 

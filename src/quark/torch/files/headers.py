@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.dataclass import dataclass
-from quark.errors import ModelError
+from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Group
 from quark.reading import read_object
 from quark.search.values import FLOAT
@@ -19,8 +19,8 @@ from quark.torch.architectures import ARCHITECTURES, PLAIN
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.schemes import scheme
 from quark.torch.config_file import WHOLE, split
-from quark.torch.export.checkpoint import Checkpoint, check_no_adapter, check_pickled, opened, read_checkpoint
-from quark.torch.export.declared import CODES, METHODS, quantized_already, refuse_method
+from quark.torch.export.checkpoint import SUFFIX, Checkpoint, check_no_adapter, check_pickled, opened, read_checkpoint
+from quark.torch.export.declared import CODES, METHODS, check_written, not_coded, quantized_already, refuse_method
 from quark.torch.files.config_fields import check_counts, type_named
 from quark.torch.files.named import check_by_names, check_code
 from quark.torch.patterns import check_fit, check_group, check_pattern, hint, matches
@@ -77,6 +77,18 @@ def check_headers(folder: Path, how: Reading) -> Checkpoint | None:
         check_counts(folder, config, checkpoint.names)
     check_tensors(checkpoint)
     return checkpoint
+
+
+def check_coded(folder: Path) -> None:
+    """Refuse a folder whose codes cannot be carried over.
+
+    Raises:
+        ModelError, ConfigError: as ``check_headers``; or it is float.
+    """
+    if not any(folder.glob(f"*{SUFFIX}")):
+        check_written(folder)
+    if check_headers(folder, Reading()) is not None:
+        raise ConfigError(not_coded(folder))
 
 
 def check_method(folder: Path, method: Any, checkpoint: Checkpoint, how: Reading) -> None:
