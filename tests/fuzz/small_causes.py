@@ -75,9 +75,9 @@ def algorithm(path: Path) -> None:
 
 
 def ids(path: Path) -> None:
-    from quark.torch.language import read_array
+    from quark.torch.token_files import read_array
 
-    lowest = min((int(row.min()) for row in read_array(path) if row.numel()), default=0)
+    lowest = min((int(row.min()) for row in read_array(path) if row.size), default=0)
     if lowest < 0 and path.suffix == ".npy" and load_array(path).dtype.kind == "u":
         raise Finding("an id that wrapped around")
 

@@ -34,6 +34,7 @@ APART = {
     "a part of the package, or of the system": (
         "cli.doctor", "report.html", "report.process", "migration.answers", "config.file_formats", "onnx.qdq.slower",
         "onnx.tuned_speed.processor", "search.knapsack._silent", "cli.torch_refusals.torch_version",
+        "torch.transformers_names",
     ),
     "written by this process a moment ago": (
         "onnx.injected", "onnx.layer_runs", "torch.layer_runs", "torch.one_pass", "onnx.kernel_times", "onnx.scratch",

@@ -23,7 +23,7 @@ from quark.torch.architectures import ARCHITECTURES, PLAIN
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.declared import METHODS
 from quark.torch.files import methods
-from quark.torch.files.headers import EMBEDDING, PART, Reading, check_headers, check_layers, check_tensors
+from quark.torch.files.headers import EMBEDDING, PART, FolderUse, check_headers, check_layers, check_tensors
 from quark.torch.files.skeleton import read_skeleton
 from quark.torch.from_values import config_of
 from quark.torch.layers import kind_of
@@ -128,6 +128,7 @@ COMMANDS: dict[str, list[str]] = {
     "quantize-files": ["-o", "out", *WEIGHTS],
     "plan": WEIGHTS,
     "explain": ["lm_head", *WEIGHTS],
+    "convert": ["-o", "out", "--format", "gptq"],
     "evaluate": ["--data", "ids.npy"],
     "sensitivity": [*WEIGHTS, "--data", "ids.npy"],
     "search": ["-o", "plan.yaml", "--target", "kl<=1", "-c", "int8_wo_per_channel", "--data", "ids.npy"],
@@ -148,8 +149,22 @@ FILES: dict[str, tuple[str, str]] = {
     "kind.yaml": ("scheme: mxfp4\nlayers: {'*up_proj': 3}\n", "it must be a scheme"),
     "algorithm.yaml": ("scheme: int4_wo_32\nlayers: {'*up_proj': int4_wo_32+gptk}\n", "'gptk'"),
     "early.yaml": ("scheme: int4_wo_32\nlayers: {'*up_proj': int4_wo_32+awq}\n", "algorithm for single layers 'awq'"),
+    "algorithms.yaml": ("scheme: int4_wo_32\nalgorithms: [gptk]\n", "Did you mean 'gptq'?"),
+    "samples.yaml": ("scheme: mxfp4\nalgorithms: [gptq]\n", "the algorithm 'gptq' needs samples"),
     "static.yaml": ("scheme: mxfp4\nlayers: {'*upproj': mxfp8}\n", "Did you mean '*up_proj'?"),
     "whole.yaml": ("global_quant_config: {weigth: {dtype: int4}}\n", "weigth"),
+}
+DATA: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty.txt": (lambda path: path.write_text(""), "is empty"),
+    "bytes.txt": (lambda path: path.write_bytes(b"\xff\xfe"), "is not UTF-8 text"),
+    "words.npy": (
+        lambda path: np.save(path, np.full((2, 8), WORDS)),
+        f"the token id {WORDS}, and the model has {WORDS}",
+    ),
+    "floats.npy": (lambda path: np.save(path, np.zeros((2, 8), np.float32)), "token ids are integers"),
+    "lines.jsonl": (lambda path: path.write_text("3\n"), 'is a string, or an object with "text"'),
+    "other.csv": (lambda path: path.write_text("1,2"), "has no known kind"),
+    "folder.npy": (lambda path: path.mkdir(), "is a folder"),
 }
 RUN = """
 import contextlib, io, json, sys
@@ -178,6 +193,12 @@ def test_no_refusal_by_headers_loads_torch(tmp_path: Path) -> None:
     for name, (text, said) in FILES.items():
         (tmp_path / name).write_text(text)
         typed.append((["torch", "quantize", "good", "-o", "out", "--config", name], said))
+    (tmp_path / "good" / "tokenizer.json").write_text("{}")
+    for name, (write, said) in DATA.items():
+        write(tmp_path / name)
+        for command in ("quantize", "quantize-files", "evaluate", "sensitivity", "search"):
+            words = [word for word in COMMANDS[command] if word not in ("--data", "ids.npy")]
+            typed.append((["torch", command, "good", *words, "--data", name], said))
     given = json.dumps([words for words, _ in typed])
     done = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, input=given, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -248,7 +269,7 @@ def test_tensors_that_do_not_fit_are_refused_as_the_modules_refuse_them(name: st
 def test_what_is_read_with_the_modules_passes(tmp_path: Path) -> None:
     """Of a type that is no plain one headers decide nothing."""
     made = folder(tmp_path / "model", {"model_type": "mllama", "architectures": ["MllamaForCausalLM"]}, {DOWN: None})
-    assert check_headers(made, Reading()) is not None
+    assert check_headers(made, FolderUse()) is not None
 
 
 def test_the_names_are_those_of_transformers() -> None:

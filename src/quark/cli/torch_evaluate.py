@@ -11,7 +11,7 @@ from quark.cli.torch_refusals import check_data, check_device, check_folder, che
 from quark.cli.torch_request import Evaluate
 from quark.errors import ConfigError
 from quark.report import Table
-from quark.torch.files.headers import Reading
+from quark.torch.files.headers import FolderUse
 
 
 def run(request: Evaluate) -> None:
@@ -25,7 +25,7 @@ def run(request: Evaluate) -> None:
     check_folder(request.model)
     check_device(request.device)
     check_data(request.model, request.data)
-    check_model(request.model, Reading(loaded=True, code=request.trust_remote_code))
+    check_model(request.model, FolderUse(loaded=True, code=request.trust_remote_code), data=[request.data])
     from quark.torch.language import first_windows, load_metric, load_model, load_tokenizer, perplexity, read_ids
 
     tokenizer = partial(load_tokenizer, request.model, request.trust_remote_code)

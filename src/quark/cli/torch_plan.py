@@ -15,7 +15,7 @@ from quark.errors import printable
 from quark.report import Table, duration, file_size
 from quark.report.process import memory
 from quark.report.summary import decision_table, rule_table
-from quark.torch.files.headers import Reading
+from quark.torch.files.headers import FolderUse
 
 if TYPE_CHECKING:
     from quark.config.plan import Plan
@@ -69,7 +69,7 @@ def decided(request: Explained, *windows: int) -> tuple[dict[str, Any], TorchFor
     check_reader(typed, request.kv_cache, request.format, request.program)
     values = chosen_values(request)
     format = checked_format(request, values)
-    check_model(request.model, Reading(float=True), values)
+    check_model(request.model, FolderUse(float=True), values)
     from quark.torch.export.before_work import check_before_work
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.export.write_as import config_for

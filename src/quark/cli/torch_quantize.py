@@ -34,7 +34,7 @@ from quark.errors import ConfigError, check_name
 from quark.files.folder import drop_detour, new_folder
 from quark.files.vocabulary import vocabulary_in
 from quark.torch.config.schemes import cache_scheme
-from quark.torch.files.headers import Reading, check_coded
+from quark.torch.files.headers import FolderUse, check_coded
 
 if TYPE_CHECKING:
     from quark.torch.config.model import QConfig
@@ -54,7 +54,7 @@ def run(request: InMemory) -> None:
     refuse_without_samples(request, values)
     if values.get("kv_cache"):
         cache_scheme(values["kv_cache"])
-    check_model(request.model, Reading(loaded=True, code=request.trust_remote_code), values)
+    check_model(request.model, FolderUse(loaded=True, code=request.trust_remote_code), values, [request.source.data])
     from quark.torch.files.prequantized import as_float
 
     with as_float(request.model, request.output, loaded=True) as folder, new_folder(request.output) as work:
@@ -356,7 +356,7 @@ def run_files(request: FolderJob) -> None:
     format = checked_format(request, values)
     refuse_ggml(values)
     refuse_without_samples(request, values)
-    check_model(request.model, Reading(), values)
+    check_model(request.model, FolderUse(), values, [request.source.data])
     from quark.torch.devices import usable
     from quark.torch.files.prequantized import as_float
     from quark.torch.language import samples_of_ids

@@ -22,7 +22,8 @@ from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QLayerConfig
 from quark.torch.config.schemes import cache_scheme
 from quark.torch.config.schemes import scheme as named
-from quark.torch.files.headers import Reading, check_headers, check_layers
+from quark.torch.files.headers import FolderUse, check_headers, check_layers, words_of
+from quark.torch.token_files import check_rows
 
 SAMPLED = tuple(row.torch for row in ROWS if row.torch and row.samples)  # algorithms that need samples
 TEXTS = (".txt", ".md")
@@ -109,20 +110,28 @@ def check_folder(model: Path) -> None:
         raise ModelError(f"{str(model)!r} is not a folder; models are loaded from local folders")
 
 
-def check_model(model: Path, how: Reading, values: Mapping[str, Any] | None = None) -> None:
-    """Refuse a folder that the command cannot read, or whose layers do not fit what is wanted of them.
+def check_model(
+    model: Path, how: FolderUse, values: Mapping[str, Any] | None = None, data: Sequence[Path | None] = ()
+) -> None:
+    """Refuse a folder that the command cannot read, or whose layers do not fit what is wanted of them; and samples that
+    cannot be read, or hold words that the model lacks.
 
     Args:
         model: the folder.
         how: it is read.
         values: keys and values of a configuration file.
+        data: files of samples; None: none.
 
     Raises:
         ModelError, ConfigError: as ``quark.torch.files.headers`` says.
+        DataError: as ``quark.torch.token_files.check_rows``.
     """
     checkpoint = check_headers(model, how)
     if checkpoint is not None and values is not None:
         check_layers(checkpoint, values)
+    for path in data:
+        if path is not None:
+            check_rows(path, None if checkpoint is None else words_of(checkpoint))
 
 
 def check_device(name: str) -> None:

@@ -19,7 +19,7 @@ from quark.search.plan_file import check_kind
 from quark.search.target import LANGUAGE, check_one
 from quark.search.values import FLOAT
 from quark.torch.config_file import check_candidate, read_values, schemes_of
-from quark.torch.files.headers import Reading
+from quark.torch.files.headers import FolderUse
 
 if TYPE_CHECKING:
     from quark.torch.sensitivity import TorchTrying
@@ -54,7 +54,8 @@ def given(request: TriedLayers) -> Path:
     for name in request.candidates:
         if name != FLOAT:
             check_candidate(name)
-    check_model(request.model, Reading(loaded=True, code=request.trust_remote_code, float=True))
+    how = FolderUse(loaded=True, code=request.trust_remote_code, float=True)
+    check_model(request.model, how, data=[request.source.data])
     return request.source.data
 
 

@@ -22,11 +22,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from quark.algorithms.names import TUNING
+from quark.algorithms.names import TORCH, TUNING
 from quark.algorithms.own import OWN, chooses_codes
 from quark.errors import ConfigError, check_names
 from quark.search.plan_file import read_config
 from quark.search.values import FLOAT
+from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import GGUF, base_name, scheme
 
@@ -64,6 +65,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     for key, kind in (*((key, list) for key in lists), ("layers", dict), ("kv_cache", str)):
         if values.get(key) is not None and not isinstance(values[key], kind):
             raise ConfigError(f"the key {key} must be a {kind.__name__}, not {values[key]!r}")
+    check_names("algorithm", map(str, values.get("algorithms") or ()), [*AlgoConfig.registry, *TORCH])
     for name, value in (values.get("layers") or {}).items():
         if not isinstance(value, str):
             raise ConfigError(f"layers: {name!r} is {value!r}; it must be a scheme or {FLOAT!r}")

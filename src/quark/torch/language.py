@@ -15,19 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from quark.errors import DataError, ModelError, QuarkError
-from quark.numerics.array_files import ArrayArchive, load_array
-from quark.reading import parse_json, read_json, read_object, read_text, reason_of, regular_file
+from quark.reading import read_json, read_object, reason_of
 from quark.report.progress import bars
 from quark.search.function import load_function
 from quark.torch.calibration import NOT_RUN, RAISED_BY
 from quark.torch.devices import usable
 from quark.torch.export.model_files import name_inside
 from quark.torch.template_reading import vocabularies
+from quark.torch.token_files import empty, no_word, read_rows
 
 log = logging.getLogger(__name__)
 Ids = torch.Tensor
@@ -38,7 +37,6 @@ DAMAGED_TOKENIZER = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RecursionError),
 )
 """What transformers raises where a field has another type or is missing; tokenizers raises ``Exception`` itself."""
-KINDS = (".txt", ".md", ".jsonl", ".npz", ".npy")
 
 
 def load_model(
@@ -202,76 +200,12 @@ def read_ids(path: Path, tokenizer: Callable[[], Any]) -> list[Ids]:
     Raises:
         DataError: a file that is missing, empty, or of another kind.
     """
-    regular_file(path, DataError, "the data")
-    if path.suffix in (".npz", ".npy"):
-        rows = read_array(path)
-    elif path.suffix == ".jsonl":
-        rows = [as_ids(value, tokenizer) for value in read_lines(path)]
-    elif path.suffix in KINDS:
-        rows = [tokens_of(read_text(path, DataError, "the data"), tokenizer)]
-    else:
-        raise DataError(f"the data {str(path)!r} has no known kind; kinds: {', '.join(KINDS)}")
+    found = read_rows(path)
+    rows = [tokens_of(row, tokenizer) if isinstance(row, str) else torch.from_numpy(row) for row in found]
     rows = [row for row in rows if len(row)]
     if not rows:
-        raise DataError(f"the data {str(path)!r} is empty")
+        raise empty(path)
     return rows
-
-
-def read_array(path: Path) -> list[Ids]:
-    """Rows of token ids."""
-    if path.suffix == ".npz":
-        arrays = ArrayArchive(path)
-        name = "input_ids" if "input_ids" in arrays else next(iter(arrays), None)
-        if name is None:
-            raise DataError(f"{str(path)!r} holds no array")
-        values = arrays[name]
-        mask = arrays["attention_mask"] if name == "input_ids" and "attention_mask" in arrays else None
-    else:
-        values, mask = load_array(path), None
-    if values.dtype.kind not in "iu" or values.ndim not in (1, 2):
-        raise DataError(f"{str(path)!r} holds {values.dtype} of shape {values.shape}; token ids are integers in rows")
-    if values.size and values.max() > np.iinfo(np.int64).max:
-        raise DataError(f"{str(path)!r} holds {values.max()}, which is not a token id: none has more than 63 bits")
-    rows, kept = np.atleast_2d(values), seen(mask, values.shape, repr(str(path)))
-    return [torch.from_numpy(row[kept[number]].astype(np.int64)) for number, row in enumerate(rows)]
-
-
-def seen(mask: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
-    """Which ids [rows, ids] a model sees.
-
-    Raises:
-        DataError: a mask of other numbers than 0 and 1, or of another shape than the ids.
-    """
-    if mask is None:
-        return np.ones(shape if len(shape) > 1 else (1, *shape), dtype=bool)
-    try:
-        found = np.asarray(mask)
-    except ValueError:  # rows of several lengths
-        found = np.zeros(0, dtype=object)
-    if found.shape != shape or found.dtype.kind not in "iub" or not np.isin(found, (0, 1)).all():
-        raise DataError(f"the attention_mask of {what} must have a 1 or a 0 for each of its input_ids")
-    return np.atleast_2d(found) != 0
-
-
-def read_lines(path: Path) -> Iterator[Any]:
-    """The values of a JSON-lines file."""
-    for number, line in enumerate(read_text(path, DataError, "the data").splitlines(), 1):
-        if line.strip():
-            yield parse_json(line, f"line {number} of {str(path)!r}", DataError)
-
-
-def as_ids(value: Any, tokenizer: Callable[[], Any]) -> Ids:
-    """Token ids of one line."""
-    if isinstance(value, dict) and "input_ids" in value:
-        ids = value["input_ids"]
-        if not isinstance(ids, list) or any(type(one) is not int or not 0 <= one < 2**31 for one in ids):
-            raise DataError("the input_ids of a line of a .jsonl file must be a list of integers, 0 or more")
-        kept = seen(value.get("attention_mask"), (len(ids),), "a line of a .jsonl file")[0]
-        return torch.tensor(ids, dtype=torch.int64)[torch.from_numpy(kept)]
-    text = value.get("text") if isinstance(value, dict) else value
-    if not isinstance(text, str):
-        raise DataError('a line of a .jsonl file is a string, or an object with "text" or "input_ids"')
-    return tokens_of(text, tokenizer)
 
 
 def tokens_of(text: str, tokenizer: Callable[[], Any]) -> Ids:
@@ -327,7 +261,7 @@ def check_ids(model: nn.Module, parts: list[Ids]) -> None:
     words = max(vocabularies(model), default=None)
     highest = max((int(part.max()) for part in parts if len(part)), default=0)
     if words is not None and highest >= words:
-        raise DataError(f"the data hold the token id {highest}, and the model has {words}: other tokenizer?")
+        raise no_word(highest, words)
     positions, longest = getattr(config, "max_position_embeddings", None), max(map(len, parts), default=0)
     if not isinstance(positions, int) or not 0 < positions < longest:  # XLNet says -1: any number
         return

@@ -32,7 +32,7 @@ PART = re.compile(r"model\.layers\.(\d+)\.(.+\.weight)")  # a parameter of a lay
 
 
 @dataclass(frozen=True)
-class Reading:
+class FolderUse:
     """How a command reads a folder.
 
     Attributes:
@@ -46,7 +46,7 @@ class Reading:
     float: bool = False
 
 
-def check_headers(folder: Path, how: Reading) -> Checkpoint | None:
+def check_headers(folder: Path, how: FolderUse) -> Checkpoint | None:
     """Refuse a folder that the command cannot read.
 
     Args:
@@ -87,11 +87,11 @@ def check_coded(folder: Path) -> None:
     """
     if not any(folder.glob(f"*{SUFFIX}")):
         check_written(folder)
-    if check_headers(folder, Reading()) is not None:
+    if check_headers(folder, FolderUse()) is not None:
         raise ConfigError(not_coded(folder))
 
 
-def check_method(folder: Path, method: Any, checkpoint: Checkpoint, how: Reading) -> None:
+def check_method(folder: Path, method: Any, checkpoint: Checkpoint, how: FolderUse) -> None:
     """Refuse a quantized folder that cannot be read, or is to be float."""
     if method not in METHODS:
         refuse_method(folder / "config.json", method, METHODS)
@@ -153,7 +153,7 @@ def check_layers(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedLayers:
     """What a configuration wants of layers.
 
     Attributes:
@@ -176,19 +176,25 @@ class Wanted:
         return self.layers[found], f"layer_quant_config[{found!r}]"
 
 
-def wanted_of(values: Mapping[str, Any], usual: tuple[str, ...]) -> Wanted | None:
+def wanted_of(values: Mapping[str, Any], usual: tuple[str, ...]) -> WantedLayers | None:
     """What keys and values want; None: types of layers decide, or caches, which modules tell."""
     if WHOLE in values:
         config = QConfig.from_dict(values)
         if config.layer_type_quant_config or config.kv_cache_quant_config:
             return None
-        return Wanted(config.global_quant_config, config.layer_quant_config, tuple(config.exclude), ())
+        return WantedLayers(config.global_quant_config, config.layer_quant_config, tuple(config.exclude), ())
     layers = values.get("layers") or {}
     chosen = {name: scheme(split(value)[0]) for name, value in layers.items() if value != FLOAT}
     floats = [name for name, value in layers.items() if value == FLOAT]
     said = values.get("exclude")
     exclude = (*(said or ()), *(values.get("also_exclude") or ()), *floats)
-    return Wanted(scheme(values["scheme"]), chosen, exclude, usual if said is None else ())
+    return WantedLayers(scheme(values["scheme"]), chosen, exclude, usual if said is None else ())
+
+
+def words_of(checkpoint: Checkpoint) -> int | None:
+    """How many words a model has; None: headers do not tell it."""
+    shape = plain_shapes(checkpoint).get(WORDS)
+    return None if shape is None else shape[0]
 
 
 def plain_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
