@@ -29,6 +29,7 @@ from quark.torch.algorithms.blocks import BlockRun, Stream
 from quark.torch.algorithms.context import ModelContext, Undo, matrix
 from quark.torch.algorithms.guard import change_all, output_distance
 from quark.torch.algorithms.inputs import Watch
+from quark.torch.algorithms.squares import add_squares, complete
 from quark.torch.layers import kind_of, known_kind, own_parameter
 from quark.torch.matching import Match
 from quark.torch.structure import Structure, find_structure
@@ -67,7 +68,7 @@ class PlaceInputs:
         amax, total: largest magnitude and sum of magnitudes per channel, float32.
         count: rows seen.
         rows: some of them, float32 [n, channels].
-        hessian: sum of x x^T, where it is asked for.
+        hessian: sum of x x^T, where it is asked for; while inputs are taken in, without what is below the diagonal.
     """
 
     amax: torch.Tensor
@@ -104,7 +105,8 @@ class PlaceInputs:
         self.count += len(rows)
         self.rows.append(rows[:: max(1, -(-len(rows) // keep))].clone())
         if squares:
-            self.hessian = rows.T @ rows if self.hessian is None else self.hessian.addmm_(rows.T, rows)
+            self.hessian = rows.new_zeros(rows.shape[1], rows.shape[1]) if self.hessian is None else self.hessian
+            add_squares(self.hessian, rows)
 
 
 @dataclass(frozen=True)
@@ -408,6 +410,9 @@ def read_block(
     for k in range(len(run)):
         latest.clear()
         hidden.append(watch.run(partial(run.handed_on, k)))
+    for seen in found.values():
+        if seen.hessian is not None:
+            complete(seen.hessian)
     reached = ((place, [found[reader] for reader in place.readers if reader in found]) for place in here)
     inputs = [(place, max(seen, key=lambda item: item.count)) for place, seen in reached if seen]
     return inputs, hidden
