@@ -1,6 +1,6 @@
 """How jobs grow: processor seconds and peak memory of whole processes, as one size becomes four times as large, twice.
 
-    python -m benchmarks.growth [--axes samples places bytes lengths blocks] [--json FILE]
+    python -m benchmarks.growth [--axes samples places bytes lengths blocks widths] [--json FILE]
 
 Each job is a process with one thread on one core. Of three sizes in equal steps the exponent is that of the part which
 grows, ``log((c3 - c2) / (c2 - c1)) / log(step)``: what every job costs anyway (imports, a session) falls out of it.
@@ -11,6 +11,7 @@ grows, ``log((c3 - c2) / (c2 - c1)) / log(step)``: what every job costs anyway (
     bytes     eight matrix products, by the bytes of the model
     lengths   a free axis, by how many lengths the samples have
     blocks    a checkpoint of Llama's shape, file to file, by its decoder blocks
+    widths    four blocks of it, by the squares of their width
 """
 
 from __future__ import annotations
@@ -92,14 +93,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from quark.torch import LLMTemplate
 from quark.torch.files import quantize_checkpoint
-from quark.torch.quantization.config.config import AutoRoundConfig, AWQConfig, GPTQConfig
-algorithm, blocks, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+from quark.torch.quantization.config.config import AutoRoundConfig, AWQConfig, GPTQConfig, SmoothQuantConfig
+algorithm, blocks, width, folder = sys.argv[1], *map(int, sys.argv[2:4]), Path(sys.argv[4])
 torch.manual_seed(0)
-sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "vocab_size": 512}
+sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": 4, "vocab_size": 512}
 LlamaForCausalLM(LlamaConfig(num_hidden_layers=blocks, **sizes)).save_pretrained(folder / "source")
 samples = [{"input_ids": torch.randint(0, 512, (1, 64))} for _ in range(4)]
 config = LLMTemplate.get("llama").get_config("int4_wo_128")
-rows = {"GPTQ": GPTQConfig, "AWQ": AWQConfig, "AutoRound": lambda: AutoRoundConfig(iters=20)}
+rows = {"GPTQ": GPTQConfig, "AWQ": AWQConfig, "SmoothQuant": SmoothQuantConfig}
+rows["AutoRound"] = lambda: AutoRoundConfig(iters=20)
 config.algo_config = [rows[algorithm]()]
 shutil.rmtree(folder / "q", ignore_errors=True)
 quantize_checkpoint(folder / "source", folder / "q", config, samples=samples)
@@ -156,7 +158,13 @@ AXES = {
         lambda size: ["write", width(size)],
     ),
     "lengths": Axis((4, 16, 64), ("MinMax", "Entropy"), CHAIN, lambda kind, size: [kind, "256", "32", str(size)]),
-    "blocks": Axis((4, 8, 16), ("GPTQ", "AWQ", "AutoRound"), BLOCKS, lambda kind, size: [kind, str(size)]),
+    "blocks": Axis((4, 8, 16), ("GPTQ", "AWQ", "AutoRound"), BLOCKS, lambda kind, size: [kind, str(size), "128"]),
+    "widths": Axis(
+        (128**2, 256**2, 512**2),
+        ("GPTQ", "AWQ", "SmoothQuant"),
+        BLOCKS,
+        lambda kind, size: [kind, "4", str(math.isqrt(size))],
+    ),
 }
 
 

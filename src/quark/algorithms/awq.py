@@ -104,13 +104,12 @@ def best_clips(
         return quantized(_limited(values, limit, size))
 
     wide, rounded = (width, limited) if alone is None else (size, alone)
-    high, bands = height if most is None else max(1, most // wide), []
-    for k in range(0, width, wide):
-        parts = (weight[start : start + high, k : k + wide] for start in range(0, height, high))
-        here = blocks if alone is None else blocks[k // size : k // size + 1]
-        found = [_best_of_groups(part, rounded, here, size) for part in parts]
-        bands.append([xp.concatenate(part) for part in zip(*found, strict=True)])
-    steps, errors, kept = (xp.concatenate(part, 1) for part in zip(*bands, strict=True))
+    high = height if most is None else max(1, most // wide)
+    errors, kept = xp.empty_like(weight), xp.empty_like(weight)
+    steps = 0 * amax_of(weight, size)
+    for start, k in product(range(0, height, high), range(0, width, wide)):
+        part, groups = (slice(start, start + high), slice(k, k + wide)), slice(k // size, -(-(k + wide) // size))
+        steps[part[0], groups], errors[part], kept[part] = _best_of_groups(weight[part], rounded, blocks[groups], size)
     gained = (((errors - kept) @ float32(hessian)) * (errors + kept)).sum(1)[:, None]  # e H e - k H k, by one product
     if not bool((gained > 0).any()):
         return None

@@ -22,7 +22,7 @@ from quark.torch.config.algorithms import AWQConfig
 from quark.torch.fake_quantize import parts
 from quark.torch.matching import Match
 
-PIECES = {"cpu": 1 << 19}  # values of a weight that are clipped and rounded together, by the kind of device
+PIECES = {"cpu": 1 << 18}  # values of a weight that are clipped and rounded together, by the kind of device
 PIECE = 1 << 24  # on any other, where each call costs more than its arithmetic
 
 
