@@ -20,6 +20,7 @@ from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone
 from quark.torch.algorithms.judge import ScaleJudge
 from quark.torch.algorithms.rows import RowsByExtremes
 from quark.torch.algorithms.scaling import Place, PlaceInputs, ReadPlace, together
+from quark.torch.algorithms.trial import quantized_matrix
 from quark.torch.matching import match
 from quark.torch.observer import PerGroupMinMaxObserver, UniformScalingObserver
 from quark.torch.quantization.config.config import AWQConfig, QConfig, SVDQuantConfig
@@ -140,6 +141,10 @@ def test_many_scales_are_judged_as_one_by_one_and_layers_together_as_each_by_its
     each = [ScaleJudge([item], x).errors(scales) for item in items]
     assert found == pytest.approx([sum(parts) for parts in zip(*each, strict=True)], rel=1e-5)
     assert len(set(found)) > 30
+    if kind in ("int4", "uint4"):  # by its definition
+        weights = [item.layer.module.weight.detach() for item in items]
+        lost = (quantized_matrix(item, w * scales[0]) / scales[0] - w for item, w in zip(items, weights, strict=True))
+        assert found[0] == pytest.approx(sum(float((x @ e.T).square().mean()) for e in lost), rel=1e-5)
 
 
 @pytest.mark.parametrize("rank", [16, 5])
