@@ -190,6 +190,12 @@ def test_no_refusal_by_headers_loads_torch(tmp_path: Path) -> None:
     folder(tmp_path / "good")
     typed += [(["torch", "plan", "good", *words], said) for words, said in LAYERS.values()]
     typed += [(["torch", "quantize-files", "good", "-o", "out", *words], said) for words, said in LAYERS.values()]
+    for command, words in COMMANDS.items():
+        wrong = ["int8_per_channel" if word == "int8_wo_per_channel" else word for word in words]
+        if wrong != words:
+            typed.append((["torch", command, "good", *wrong], "int8_per_channel'"))
+    typed.append((["torch", "search", "good", *COMMANDS["search"], "-s", "mxpf4"], "unknown --scheme 'mxpf4'"))
+    typed.append((["torch", "sensitivity", "good", *COMMANDS["sensitivity"], "--metric", "sqnrr"], "--metric 'sqnrr'"))
     for name, (text, said) in FILES.items():
         (tmp_path / name).write_text(text)
         typed.append((["torch", "quantize", "good", "-o", "out", "--config", name], said))
@@ -202,12 +208,12 @@ def test_no_refusal_by_headers_loads_torch(tmp_path: Path) -> None:
     given = json.dumps([words for words, _ in typed])
     done = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, input=given, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    wrong = [
+    mistaken = [
         (words, code, said, loaded)
         for (words, code, said, loaded), (_, wanted) in zip(json.loads(done.stdout), typed, strict=True)
         if code != 1 or wanted not in said or loaded or not said.startswith("error: ")
     ]
-    assert not wrong, "\n".join(map(str, wrong))
+    assert not mistaken, "\n".join(map(str, mistaken))
     assert not (tmp_path / "out").exists()
 
 

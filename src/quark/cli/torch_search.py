@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import plan_verdict
-from quark.cli.torch_refusals import check_data, check_device, check_folder, check_model
+from quark.cli.torch_refusals import check_data, check_device, check_folder, check_model, check_names
 from quark.cli.torch_request import RankLayers, SearchLayers, TriedLayers
 from quark.config.file_formats import chosen_format, format_for
 from quark.errors import ConfigError
@@ -36,6 +36,7 @@ def candidates_of(request: TriedLayers, scheme: str | None, usual: tuple[str, ..
     """
     if not (request.candidates or scheme):
         raise ConfigError("give --scheme NAME, or candidates with -c NAME; `quark torch schemes` lists them")
+    check_names(scheme, None, ())
     return request.candidates or tuple(dict.fromkeys((str(scheme), *usual)))
 
 
@@ -86,10 +87,11 @@ def run_sensitivity(request: RankLayers) -> None:
     candidates, data = candidates_of(request, request.scheme), given(request)
     from quark.search.function import check_metric
     from quark.search.trials import MEASURES
+
+    check_metric(request.metric, MEASURES)
     from quark.torch.sensitivity import first_scheme, sensitivity
 
     first_scheme(candidates)
-    check_metric(request.metric, MEASURES)
     samples = windows_of(request, data)
     with bars() as update:
         found = sensitivity(
