@@ -319,6 +319,7 @@ ALLOWED = {
     "quark.onnx.search": PRIVATE,
     "quark.onnx.workers": PRIVATE,
     "quark.onnx.graph.model": DRAFT,
+    "quark.onnx.graph.wire": DRAFT,
     "quark.search.knapsack": "os.devnull, where the solver's own lines go",
     "quark.demo.__main__": "makes the folder of its results",
     "quark.torch.auto": PRIVATE,

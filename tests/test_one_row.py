@@ -21,7 +21,7 @@ ALLOWED = {
     "numerics/formats.py": "names that a registered format may not have",
     **dict.fromkeys(("config/presets.py", "torch/config/schemes.py"), "presets"),
     **dict.fromkeys(("config/overrides.py", "onnx/quantization/config/data_type.py"), "names of the ONNX dialect"),
-    "cli/torch_refusals.py": "names of schemes, before torch is loaded",
+    "torch/export/declared.py": "methods of quantization that config.json names",
     "onnx/shapeshifter.py": "names of the templates of AMD",
     **dict.fromkeys(
         (f"torch/config/{name}.py" for name in ("type", "tensor", "model", "specs", "spec_schemes")),

@@ -162,7 +162,7 @@ class Tapped(nn.Module):
 def test_nothing_that_an_output_reads_is_scaled(tap: str, listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each output stays: what feeds one beside the layers is in no group and no pair, whichever output comes first."""
     monkeypatch.setattr("quark.measure.guard.best_of", lambda *errors: 0)
-    monkeypatch.setattr("quark.torch.algorithms.smooth.search", whole)
+    monkeypatch.setattr("quark.torch.algorithms.smooth.best_of_families", whole)
     torch.manual_seed(0)
     model = Tapped(tap, listed).eval()
     with torch.no_grad():

@@ -127,7 +127,7 @@ def test_what_stands_beside_layers_comes_back_where_files_name_them_otherwise(al
 def test_experts_that_no_token_reached_are_changed_with_the_others(algorithm: Any, monkeypatch: Any) -> None:
     """One token reaches two experts of four; other inputs reach them all, and must get the float model's answers."""
     monkeypatch.setattr("quark.measure.guard.best_of", lambda *errors: 0)
-    monkeypatch.setattr("quark.torch.algorithms.smooth.search", whole)
+    monkeypatch.setattr("quark.torch.algorithms.smooth.best_of_families", whole)
     fine = QLayerConfig(weight=Float16Spec().to_quantization_spec())
     model = quantize("experts", fine, [algorithm], [{"input_ids": torch.tensor([[7]])}])
     plain = build("experts")
@@ -138,9 +138,9 @@ def test_experts_that_no_token_reached_are_changed_with_the_others(algorithm: An
         assert torch.allclose(found, wanted, atol=3e-3 * float(wanted.abs().max()))
 
 
-def whole(context: Any, place: Any, *given: Any) -> torch.Tensor:
-    """The scale that the configuration asks for, whatever it does."""
-    return effective(context, place, given[-1][-1])
+def whole(family: Any, context: Any, asked: Any) -> list[torch.Tensor]:
+    """The scales that the configuration asks for, whatever they do."""
+    return [effective(context, one.place, family(one).others[-1]) for one in asked]
 
 
 def test_an_algorithm_that_finds_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
