@@ -58,3 +58,18 @@ def test_what_an_interrupted_tensor_left_counts_for_no_other(monkeypatch: pytest
     histogram = Histogram()
     histogram.update(values)
     assert histogram.bins()[2].sum() == values.size
+
+
+class Taken(list[np.ndarray]):
+    """Tables of which another thread takes the last one between a look and the taking."""
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_a_table_that_another_thread_takes_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(patterns._empty, 11, Taken())
+    values = np.float32([1.0, 1.5])
+    counts = np.zeros((1, BELOW + (OCTAVES << 11)), np.int32)
+    count_patterns(counts, values, 112, 11)
+    np.testing.assert_array_equal(counts, told(values, 1, 112, 11, 1))

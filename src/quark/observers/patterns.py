@@ -40,7 +40,10 @@ def count_patterns(counts: np.ndarray, flat: np.ndarray, lowest: int, mantissa: 
         mantissa: bits; an octave has 2^mantissa fine bins.
     """
     spare = _empty.setdefault(mantissa, [])
-    table = spare.pop() if spare else np.zeros((2, 1 << 8 + mantissa), np.int32)
+    try:
+        table = spare.pop()  # in one step: other threads count too
+    except IndexError:
+        table = np.zeros((2, 1 << 8 + mantissa), np.int32)
     most = LARGEST // times
     for start in range(0, flat.size, most):
         part = flat[start : start + most]

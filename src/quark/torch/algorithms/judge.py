@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from quark.dataclass import dataclass
-from quark.numerics.granularity import Group
 from quark.torch.algorithms.context import new_quantizer
+from quark.torch.algorithms.rows import group_of_row
 from quark.torch.algorithms.scaling import PlaceInputs
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.layers import own_parameter
@@ -142,9 +142,7 @@ def rounded_alike(item: Match, other: Match) -> bool:
 
 def row_by_row(item: Match) -> bool:
     """Whether the rows of a weight [out, in] are rounded independently of each other."""
-    stages = item.stages["weight"]
-    axis = 0 if item.layer.kind.transposed else 1
-    return len(stages) == 1 and isinstance(written := item.written(stages[0]), Group) and written.axis % 2 == axis
+    return group_of_row(item) is not None
 
 
 def some_rows(weight: torch.Tensor, most: int | None, others: bool = False) -> torch.Tensor:
