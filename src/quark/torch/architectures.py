@@ -45,8 +45,10 @@ ARCHITECTURES: dict[str, LayerGlobs] = {}
 #: Types whose files name tensors as the model in memory does, and hold linear layers beside embeddings and norms: their
 #: headers tell all layers (``quark.torch.files.headers``). A test makes each of them.
 PLAIN = (
-    *("cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "glm", "llama", "mistral", "olmo", "olmo2", "phi", "phi3"),
-    *("qwen2", "qwen3", "smollm3", "stablelm", "starcoder2"),
+    *("apertus", "arcee", "bitnet", "cohere", "cohere2", "cwm", "diffllama", "ernie4_5", "exaone4", "gemma", "gemma2"),
+    *("gemma3_text", "glm", "glm4", "granite", "granite_swa", "helium", "hyperclovax", "internlm3", "iquestcoder"),
+    *("jais2", "llama", "ministral3", "mistral", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3"),
+    *("seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma"),
 )
 
 for architecture, names in (
@@ -73,3 +75,8 @@ for architecture, names in (
     (LATENT, ("glm4_moe_lite", "glm_moe_dsa", "glm5_next", "kimi_k2", "kimi_k25", "kimi_k3")),
 ):
     ARCHITECTURES.update(dict.fromkeys(names, architecture))
+
+
+def globs_of(kind: str) -> LayerGlobs:
+    """Those of a plain type, which need no row where nothing is special."""
+    return ARCHITECTURES.get(kind, DENSE)

@@ -25,6 +25,7 @@ from quark.search.function import load_function
 from quark.torch.calibration import NOT_RUN, RAISED_BY
 from quark.torch.devices import usable
 from quark.torch.export.model_files import name_inside
+from quark.torch.files.plain import lacks, misshapen
 from quark.torch.template_reading import vocabularies
 from quark.torch.token_files import empty, no_word, read_rows
 
@@ -119,13 +120,11 @@ def check_fit(folder: Path, model: nn.Module, told: Mapping[str, Any]) -> None:
     Raises:
         ModelError: one is missing, of another shape, or of a layer that the configuration does not have; it is named.
     """
-    file = str(folder / "config.json")
     order = {name: number for number, (name, _) in enumerate(model.named_parameters())}
     for name, stored, wanted in sorted(told["mismatched_keys"], key=lambda one: order.get(one[0], len(order))):
-        shapes = f"{list(stored)} in the files, and {file!r} asks for {list(wanted)}"
-        raise ModelError(f"{str(folder)!r}: the tensor {name!r} is {shapes}")
+        raise misshapen(folder, name, stored, wanted)
     for name in sorted(told["missing_keys"]):
-        raise ModelError(f"{str(folder)!r} lacks the tensor {name!r}, which {file!r} asks for")
+        raise lacks(folder, name)
     from quark.torch.files.fitting import check_unplaced
 
     check_unplaced(folder, model, told["unexpected_keys"])

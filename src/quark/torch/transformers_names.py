@@ -11,9 +11,31 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+from quark.dataclass import dataclass
 
 Table = Mapping[str, tuple[str, ...]]
 AUTO = "models/auto"
+BASE = ("PreTrainedConfig",)
+DIVISION = "self.hidden_size % self.num_attention_heads"
+
+
+@dataclass(frozen=True)
+class ConfigSource:
+    """A class of configurations as its source has it.
+
+    Attributes:
+        alone: it is made of transformers' base alone, and of no parts.
+        fields: its own, with their defaults; ``...``: computed.
+        others: names that files may have in the place of fields.
+        divides: it checks that its heads divide the hidden size.
+    """
+
+    alone: bool
+    fields: Mapping[str, Any]
+    others: frozenset[str]
+    divides: bool
 
 
 @cache
@@ -59,6 +81,36 @@ def type_of_class(name: str) -> str | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
+@cache
+def config_source(kind: str) -> ConfigSource | None:
+    """How the configuration of a type is written; None: that is not known."""
+    special = (_tables(f"{AUTO}/{file}.py") for file in ("auto_mappings", "configuration_auto"))
+    tables = [found.get("SPECIAL_MODEL_TYPE_TO_MODULE_NAME", {}) for found in special]
+    module = next((row[0] for table in tables for row in (table.get(kind, ()),) if row), kind.replace("-", "_"))
+    wanted = next(iter(model_types().get(kind, ())), None)
+    body = _tree(f"models/{module}/configuration_{module}.py").body
+    node = next((one for one in body if isinstance(one, ast.ClassDef) and one.name == wanted), None)
+    if node is None:
+        return None
+    fields = {ast.unparse(one.target): _default(one.value) for one in node.body if isinstance(one, ast.AnnAssign)}
+    assigned = [one for one in node.body if isinstance(one, ast.Assign)]
+    names = {ast.unparse(target): one.value for one in assigned for target in one.targets}
+    others = frozenset(key for key, _ in _pairs(names.get("attribute_map", node)))
+    methods = {one.name: ast.unparse(one) for one in node.body if isinstance(one, ast.FunctionDef)}
+    alone = tuple(map(ast.unparse, node.bases)) == BASE and not any(name.startswith("sub_configs") for name in names)
+    divides = DIVISION in methods.get("validate_architecture", "")
+    return ConfigSource(alone, fields, others, divides)
+
+
+def _default(value: ast.AST | None) -> Any:
+    return value.value if isinstance(value, ast.Constant) else ...
+
+
+def activations() -> set[str]:
+    """The names of its activation functions."""
+    return {*_tables("activations.py").get("ACT2CLS", {})}
+
+
 def quantization_methods() -> set[str]:
     """The methods of quantization that it reads."""
     return {*_tables("quantizers/auto.py").get("AUTO_QUANTIZATION_CONFIG_MAPPING", {})}
@@ -67,11 +119,8 @@ def quantization_methods() -> set[str]:
 @cache
 def _tables(file: str) -> dict[str, dict[str, tuple[str, ...]]]:
     """The mappings from strings that a module of transformers makes at its top, by their names."""
-    spec = find_spec("transformers")
-    paths = [Path(folder) / file for folder in (spec and spec.submodule_search_locations) or ()]
-    tree = next((ast.parse(path.read_text(encoding="utf-8")) for path in paths if path.is_file()), ast.Module([], []))
     found: dict[str, dict[str, tuple[str, ...]]] = {}
-    for node in tree.body:
+    for node in _tree(file).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             found.setdefault(node.targets[0].id, {}).update(_pairs(node.value))
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -79,6 +128,13 @@ def _tables(file: str) -> dict[str, dict[str, tuple[str, ...]]]:
             if isinstance(call, ast.Attribute) and call.attr == "update" and isinstance(call.value, ast.Name):
                 found.setdefault(call.value.id, {}).update(pair for one in node.value.args for pair in _pairs(one))
     return found
+
+
+def _tree(file: str) -> ast.Module:
+    """A module of transformers; an empty one where there is none."""
+    spec = find_spec("transformers")
+    paths = [Path(folder) / file for folder in (spec and spec.submodule_search_locations) or ()]
+    return next((ast.parse(path.read_text(encoding="utf-8")) for path in paths if path.is_file()), ast.Module([], []))
 
 
 def _pairs(node: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -20,6 +20,7 @@ from quark.torch.export.left_out import LAYER, depth_of, is_ignored
 from quark.torch.export.original import names_of, way_in
 from quark.torch.export.transformers_reads import OTHERS, without_values
 from quark.torch.files.config_fields import is_wrong, numbers
+from quark.torch.files.plain import lacks, placeless
 from quark.torch.short_sample import example
 
 log = logging.getLogger(__name__)
@@ -138,9 +139,7 @@ def check_lacking(
     patterns = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
     for name in lacking:
         if name not in made and not any(re.search(pattern, name) for pattern in patterns):
-            raise ModelError(
-                f"{str(folder)!r} lacks the tensor {name!r}, which {str(folder / 'config.json')!r} asks for"
-            )
+            raise lacks(folder, name)
 
 
 def check_unplaced(folder: Path, model: nn.Module, names: Iterable[str]) -> None:
@@ -163,8 +162,7 @@ def check_unplaced(folder: Path, model: nn.Module, names: Iterable[str]) -> None
     for name in sorted(names):
         within = {NUMBER.sub("#", name)} | {NUMBER.sub("#", name[: one.end()]) for one in NUMBER.finditer(name)}
         if within & known:
-            file = str(folder / "config.json")
-            raise ModelError(f"{str(folder)!r} holds the tensor {name!r}, for which {file!r} has no layer")
+            raise placeless(folder, name)
 
 
 def patterns_of(model: nn.Module) -> set[str]:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from quark.dataclass import dataclass
-from quark.errors import ConfigError, ModelError
+from quark.errors import ConfigError
 from quark.numerics.granularity import Group
 from quark.reading import read_object
 from quark.search.values import FLOAT
-from quark.torch.architectures import ARCHITECTURES, PLAIN
+from quark.torch.architectures import PLAIN, globs_of
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.schemes import scheme
 from quark.torch.config_file import WHOLE, split
@@ -23,11 +23,11 @@ from quark.torch.export.checkpoint import SUFFIX, Checkpoint, check_no_adapter, 
 from quark.torch.export.declared import CODES, METHODS, check_written, not_coded, quantized_already, refuse_method
 from quark.torch.files.config_fields import check_counts, type_named
 from quark.torch.files.named import check_by_names, check_code
+from quark.torch.files.plain import HEAD, WORDS, check_fields, check_shapes, has_head, lacks, placeless
 from quark.torch.patterns import check_fit, check_group, check_pattern, hint, matches
-from quark.torch.transformers_names import causal_class, classes
+from quark.torch.transformers_names import causal_class, classes, config_source
 
 EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
-WORDS = "model.embed_tokens"
 PART = re.compile(r"model\.layers\.(\d+)\.(.+\.weight)")  # a parameter of a layer
 
 
@@ -100,28 +100,30 @@ def check_method(folder: Path, method: Any, checkpoint: Checkpoint, how: FolderU
 
 
 def check_tensors(checkpoint: Checkpoint) -> None:
-    """Refuse layers that lack a part, or are not as many as ``config.json`` says, and tables of words of another size,
-    where headers tell all layers.
+    """Refuse layers that lack a part, or are not as many as ``config.json`` says, and tensors of other shapes, where
+    headers tell all layers.
 
     Raises:
         ModelError: a tensor that is missing, of another shape, or of a layer that the configuration does not have.
     """
-    shapes, config, folder = plain_shapes(checkpoint), checkpoint.config, str(checkpoint.folder)
-    file, count = str(checkpoint.folder / "config.json"), config.get("num_hidden_layers")
-    sides = (config.get("vocab_size"), config.get("hidden_size"))
-    if not shapes or not all(type(one) is int and one > 0 for one in (count, *sides)):
+    shapes, config, folder = plain_tensors(checkpoint), checkpoint.config, checkpoint.folder
+    source = config_source(str(config.get("model_type"))) if shapes else None
+    if source is None or source.others & config.keys():
         return
-    words = shapes.get(WORDS)
-    if words is not None and words != sides:
-        asked = f"{list(words)} in the files, and {file!r} asks for {list(sides)}"
-        raise ModelError(f"{folder!r}: the tensor {f'{WORDS}.weight'!r} is {asked}")
+    check_fields(folder, config, source)
+    check_shapes(folder, config, source, shapes)
+    count = config.get("num_hidden_layers", source.fields.get("num_hidden_layers"))
+    if type(count) is not int or count <= 0:
+        return
     inside = {name: found for name in sorted(checkpoint.names) if (found := PART.fullmatch(name))}
-    parts, numbers = sorted({one[2] for one in inside.values()}), range(int(str(count)))
-    wanted = [f"{WORDS}.weight", *(f"model.layers.{number}.{part}" for number in numbers for part in parts)]
+    parts = sorted({one[2] for one in inside.values()})
+    wanted = [f"{WORDS}.weight", *(f"model.layers.{number}.{part}" for number in range(count) for part in parts)]
+    if has_head(config, source):
+        wanted.append(f"{HEAD}.weight")
     if missing := [name for name in wanted if name not in checkpoint.names]:
-        raise ModelError(f"{folder!r} lacks the tensor {missing[0]!r}, which {file!r} asks for")
+        raise lacks(folder, missing[0])
     if more := sorted(set(inside) - set(wanted)):
-        raise ModelError(f"{folder!r} holds the tensor {more[0]!r}, for which {file!r} has no layer")
+        raise placeless(folder, more[0])
 
 
 def check_layers(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
@@ -137,7 +139,7 @@ def check_layers(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
     shapes = plain_shapes(checkpoint)
     if not shapes:
         return
-    wanted = wanted_of(values, ARCHITECTURES[str(checkpoint.config["model_type"])].exclude)
+    wanted = wanted_of(values, globs_of(str(checkpoint.config["model_type"])).exclude)
     if wanted is None:
         return
     everything = sorted({name[:end] for name in shapes for end in ends_of(name)})
@@ -199,6 +201,12 @@ def words_of(checkpoint: Checkpoint) -> int | None:
 
 def plain_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """The shapes of the matrices of layers by the layers' names, where files name them as the model does; else none."""
+    found = plain_tensors(checkpoint).items()
+    return {name: shape for name, shape in found if len(shape) == 2 and not name.endswith("norm")}
+
+
+def plain_tensors(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """The same of all weights, norms too."""
     kind = checkpoint.config.get("model_type")
     if kind not in PLAIN or checkpoint.config.get("architectures") != [causal_class(str(kind))]:
         return {}
@@ -206,7 +214,7 @@ def plain_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     for file, names in checkpoint.files.items():
         with opened(checkpoint.folder / file, "numpy") as source:
             found = {name: tuple(source.get_slice(name).get_shape()) for name in names if name.endswith(".weight")}
-        shapes |= {name.removesuffix(".weight"): shape for name, shape in found.items() if len(shape) == 2}
+        shapes |= {name.removesuffix(".weight"): shape for name, shape in found.items()}
     return shapes if any(name.startswith("model.layers.0.") for name in shapes) else {}
 
 

@@ -32,6 +32,7 @@ from quark.torch.files.fitting import check_derived, check_lacking, check_types,
 from quark.torch.files.headers import EMBEDDING
 from quark.torch.files.named import check_named
 from quark.torch.files.names import names_in_memory, renamed, renames_of
+from quark.torch.files.plain import misshapen
 
 COMPUTED: dict[str, torch.dtype] = {name: getattr(torch, name) for name in COMPUTES}
 
@@ -190,12 +191,10 @@ def check_shapes(checkpoint: Checkpoint, model: nn.Module, tensors: Mapping[str,
     Raises:
         ModelError: one has another.
     """
-    file = str(checkpoint.folder / "config.json")
     for name, value in model.state_dict().items():
         stored = tensors.get(name)
         if stored is not None and stored.part is None and stored.shape != tuple(value.shape):
-            shapes = f"{list(stored.shape)} in the files, and {file!r} asks for {list(value.shape)}"
-            raise ModelError(f"{str(checkpoint.folder)!r}: the tensor {stored.name!r} is {shapes}")
+            raise misshapen(checkpoint.folder, stored.name, stored.shape, value.shape)
 
 
 def stacks(model: nn.Module) -> dict[str, tuple[tuple[int, ...], dict[str, torch.Tensor]]]:
