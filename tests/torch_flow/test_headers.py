@@ -24,6 +24,7 @@ from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.declared import METHODS
 from quark.torch.files import methods, plain
 from quark.torch.files.headers import EMBEDDING, PART, FolderUse, check_headers, check_layers, check_tensors
+from quark.torch.files.prequantized import coded_in
 from quark.torch.files.skeleton import read_skeleton
 from quark.torch.from_values import config_of
 from quark.torch.layers import kind_of
@@ -120,11 +121,25 @@ FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Path], object
     "method": (coded("gptk"), {}, None, "unknown quant_method 'gptk'. Did you mean 'gptq'?"),
     "unread": (coded("aqlm"), {}, None, "a model quantized by aqlm is not read here"),
     "no_method": ({"quantization_config": "fp8"}, {}, None, "must be an object that names a quant_method"),
+    "float": (coded("awq"), {}, None, "(quant_method is 'awq'), and every tensor beside it is float"),
+    "own": (coded("quark"), {}, None, "config.json': a quantization configuration needs the field global_quant_config"),
     "codes": ({}, {DOWN: None, f"{DOWN}.qweight": (4, 4)}, None, "holds the codes of a quantized model"),
     "part": ({}, {DOWN: None}, None, f"lacks the tensor '{DOWN}.weight'"),
     "words": ({}, {"model.embed_tokens": None}, None, "lacks the tensor 'model.embed_tokens.weight'"),
     "more_words": ({"vocab_size": 60}, {}, None, "'model.embed_tokens.weight' is [64, 32] in the files"),
     "deeper": ({"num_hidden_layers": 3}, {}, None, "lacks the tensor 'model.layers.2."),
+    "division": ({"num_attention_heads": 3}, {}, None, "is 3, which does not divide hidden_size, 32; 1, 2, 4 would"),
+    "head_dim": ({"head_dim": 8}, {}, None, "'model.layers.0.self_attn.q_proj.weight' is [32, 32] in the files"),
+    "groups": ({"num_key_value_heads": 1}, {}, None, "k_proj.weight' is [32, 32] in the files"),
+    "wider": ({"intermediate_size": 50}, {}, None, "'model.layers.0.mlp.gate_proj.weight' is [48, 32] in the files"),
+    "norm": ({}, {"model.norm": (16,)}, None, "'model.norm.weight' is [16] in the files"),
+    "head": ({}, {"lm_head": None}, None, "lacks the tensor 'lm_head.weight'"),
+    "activation": (
+        {"hidden_act": "sillu"},
+        {},
+        None,
+        "hidden_act is 'sillu', which transformers does not have",
+    ),
     "flatter": ({"num_hidden_layers": 1}, {}, None, "holds the tensor 'model.layers.1."),
 }
 WEIGHTS = ["-s", "int8_wo_per_channel"]
@@ -269,7 +284,21 @@ def test_headers_say_what_modules_say(tied: bool, tmp_path: Path) -> None:
     assert passed == {"an embedding", "a module without tensors", *few}
 
 
-@pytest.mark.parametrize("name", ["part", "words", "more_words", "deeper", "flatter"])
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_float_tensors_are_of_no_method(method: str, tmp_path: Path) -> None:
+    """What headers refuse so is what decoders find nothing in."""
+    whole = {"quant_method": method, "bits": 4, "group_size": 32, "quant_algo": "FP8", "config_groups": {}}
+    whole |= {"format": "dense"} if method == "compressed-tensors" else {}
+    checkpoint = read_checkpoint(folder(tmp_path / "model", {"quantization_config": whole}))
+    early = said(lambda: check_headers(checkpoint.folder, FolderUse()))
+    assert "every tensor beside it is float" in early
+    assert said(lambda: coded_in(checkpoint)) == early
+
+
+TENSORS = ("part", "words", "more_words", "deeper", "flatter", "head_dim", "groups", "wider", "norm", "head")
+
+
+@pytest.mark.parametrize("name", TENSORS)
 def test_tensors_that_do_not_fit_are_refused_as_the_modules_refuse_them(name: str, tmp_path: Path) -> None:
     config, shapes, _, wanted = FOLDERS[name]
     checkpoint = read_checkpoint(folder(tmp_path / "model", config, shapes))

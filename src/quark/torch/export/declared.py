@@ -119,6 +119,14 @@ def quantized_already(folder: Path, method: Any) -> ConfigError:
     )
 
 
+def float_alone(folder: Path, method: Any) -> ModelError:
+    """What is said of a folder that says it is quantized, and holds float tensors alone."""
+    return ModelError(
+        f"{str(folder / 'config.json')!r} says that the model is quantized (quant_method is {method!r}), and every "
+        f"tensor beside it is float; remove quantization_config if the model is"
+    )
+
+
 def not_coded(folder: Path) -> str:
     """What is said of a float folder where codes are carried over."""
     return (

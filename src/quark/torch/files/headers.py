@@ -20,7 +20,15 @@ from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.schemes import scheme
 from quark.torch.config_file import WHOLE, split
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, check_no_adapter, check_pickled, opened, read_checkpoint
-from quark.torch.export.declared import CODES, METHODS, check_written, not_coded, quantized_already, refuse_method
+from quark.torch.export.declared import (
+    CODES,
+    METHODS,
+    check_written,
+    float_alone,
+    not_coded,
+    quantized_already,
+    refuse_method,
+)
 from quark.torch.files.config_fields import check_counts, type_named
 from quark.torch.files.named import check_by_names, check_code
 from quark.torch.files.plain import HEAD, WORDS, check_fields, check_shapes, has_head, lacks, placeless
@@ -28,6 +36,7 @@ from quark.torch.patterns import check_fit, check_group, check_pattern, hint, ma
 from quark.torch.transformers_names import causal_class, classes, config_source
 
 EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
+PLAINLY, FLOATS = (".weight", ".bias"), ("F16", "BF16", "F32", "F64")  # tensors that no method has for codes
 PART = re.compile(r"model\.layers\.(\d+)\.(.+\.weight)")  # a parameter of a layer
 
 
@@ -67,7 +76,7 @@ def check_headers(folder: Path, how: FolderUse) -> Checkpoint | None:
     checkpoint = read_checkpoint(folder)
     said: Any = checkpoint.config.get("quantization_config")
     if said is not None:
-        check_method(folder, said.get("quant_method"), checkpoint, how)
+        check_method(folder, said, checkpoint, how)
         return None
     config = checkpoint.config
     type_named(folder, config)
@@ -91,12 +100,20 @@ def check_coded(folder: Path) -> None:
         raise ConfigError(not_coded(folder))
 
 
-def check_method(folder: Path, method: Any, checkpoint: Checkpoint, how: FolderUse) -> None:
-    """Refuse a quantized folder that cannot be read, or is to be float."""
+def check_method(folder: Path, said: Mapping[str, Any], checkpoint: Checkpoint, how: FolderUse) -> None:
+    """Refuse a quantized folder that cannot be read, is to be float, or is."""
+    method = said.get("quant_method")
     if method not in METHODS:
         refuse_method(folder / "config.json", method, METHODS)
     if how.float and any(map(CODES.search, checkpoint.names)):
         raise quantized_already(folder, method)
+    if method == "quark":
+        try:
+            QConfig.from_dict(said)
+        except ConfigError as error:
+            raise ConfigError(f"{str(folder / 'config.json')!r}: {error}") from error
+    elif all(name.endswith(PLAINLY) and kind in FLOATS for name, (_, kind) in tensors_in(checkpoint).items()):
+        raise float_alone(folder, method)  # no method has codes without scales beside them
 
 
 def check_tensors(checkpoint: Checkpoint) -> None:
@@ -210,12 +227,19 @@ def plain_tensors(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     kind = checkpoint.config.get("model_type")
     if kind not in PLAIN or checkpoint.config.get("architectures") != [causal_class(str(kind))]:
         return {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    found = {name: shape for name, (shape, _) in tensors_in(checkpoint).items() if name.endswith(".weight")}
+    shapes = {name.removesuffix(".weight"): shape for name, shape in found.items()}
+    return shapes if any(name.startswith("model.layers.0.") for name in shapes) else {}
+
+
+def tensors_in(checkpoint: Checkpoint) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and type, as headers call it, of every tensor."""
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
     for file, names in checkpoint.files.items():
         with opened(checkpoint.folder / file, "numpy") as source:
-            found = {name: tuple(source.get_slice(name).get_shape()) for name in names if name.endswith(".weight")}
-        shapes |= {name.removesuffix(".weight"): shape for name, shape in found.items()}
-    return shapes if any(name.startswith("model.layers.0.") for name in shapes) else {}
+            views = {name: source.get_slice(name) for name in names}
+            found |= {name: (tuple(view.get_shape()), view.get_dtype()) for name, view in views.items()}
+    return found
 
 
 def ends_of(name: str) -> Iterator[int]:

@@ -28,12 +28,11 @@ from typing import Any
 
 import torch
 
-from quark.errors import ModelError
 from quark.files.drafts import naming
 from quark.files.folder import new_folder, scratch_beside
 from quark.torch.digest import GRIDS
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, method_of, read_checkpoint
-from quark.torch.export.declared import quantized_already, refuse_method
+from quark.torch.export.declared import float_alone, quantized_already, refuse_method
 from quark.torch.export.decoded import Parts
 from quark.torch.export.layout import Form
 from quark.torch.export.model_files import copy_files
@@ -79,11 +78,7 @@ def coded_in(checkpoint: Checkpoint) -> CodedFolder:
     """
     found = found_in(checkpoint)
     if not found.taken and not any(map(LEFT.search, found.tensors)):
-        method = method_of(checkpoint.folder)
-        raise ModelError(
-            f"{str(checkpoint.folder / 'config.json')!r} says that the model is quantized (quant_method is "
-            f"{method!r}), and every tensor beside it is float; remove quantization_config if the model is"
-        )
+        raise float_alone(checkpoint.folder, method_of(checkpoint.folder))
     return found
 
 
