@@ -17,6 +17,7 @@ from tests.consumers import tiny
 from quark.errors import ModelError
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from quark.torch.export.checkpoint import read_checkpoint
+from quark.torch.files.named import misspelt
 from quark.torch.files.quantize import quantize_checkpoint
 from quark.torch.files.skeleton import read_skeleton
 from quark.torch.forecast import forecast
@@ -336,6 +337,7 @@ BAD_NAMES: dict[str, tuple[dict[str, Any], str]] = {
     "a type that is no text": ({"model_type": ["llama"]}, r"model_type is \['llama'\]"),
     "no type": ({"model_type": None}, "names no model_type. LlamaForCausalLM takes 'llama'"),
     "another class": ({"architectures": ["Qwen2ForCausalLM"]}, "two models: .*'llama', .*'Qwen2ForCausalLM'.*'qwen2'"),
+    "a slip": ({"architectures": ["LlamaForCasualLM"]}, r"\['LlamaForCasualLM'\], .*mean 'LlamaForCausalLM'\?"),
     "another type": ({"model_type": "qwen2"}, "two models: .*'qwen2', .*'LlamaForCausalLM'.*Qwen2ForCausalLM"),
     "no class": ({"architectures": None}, r"names no architectures, .*\['LlamaForCausalLM'\] is usual"),
     "no class, no text": ({"architectures": None, "model_type": "vit"}, "no architectures, .*has ViTForImageClass"),
@@ -362,9 +364,20 @@ def test_names_of_two_models_or_none_are_refused_by_all_that_takes_a_folder(
 def test_a_class_that_transformers_lacks_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Other programs may have it: vLLM has heads that predict tokens by names of their own."""
     found = folder_of("llama", tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**found, "architectures": ["LlamaForCausalLN"]}))
+    (tmp_path / "config.json").write_text(json.dumps({**found, "architectures": ["LlamaForCausalLMEagle3"]}))
     assert load_model(tmp_path)(IDS).logits.isfinite().all()
-    assert "'LlamaForCausalLN', which transformers does not have. Did you mean 'LlamaForCausalLM'?" in caplog.text
+    assert "'LlamaForCausalLMEagle3', which transformers does not have. Did you mean 'LlamaForCausalLM'?" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name, slip",
+    [
+        *((name, True) for name in ("LlamaForCausalLN", "LlamaForCasualLM", "LamaForCausalLM", "LlamaForrCausalLM")),
+        *((name, False) for name in ("LLaMAForCausalLM", "LlamaForCausalLM2", "EagleLlamaForCausalLM", "OfMine")),
+    ],
+)
+def test_a_slip_in_the_name_of_a_class_is_refused(name: str, slip: bool) -> None:
+    assert (misspelt(name, "llama") == "LlamaForCausalLM") is slip and (slip or misspelt(name, "llama") is None)
 
 
 @pytest.mark.slow

@@ -114,6 +114,8 @@ FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Path], object
     "type": ({"model_type": "lama"}, {}, None, "Did you mean 'llama'? LlamaForCausalLM takes 'llama'"),
     "no_type": ({"model_type": None}, {}, None, "names no model_type. LlamaForCausalLM takes 'llama'"),
     "no_class": ({"architectures": None}, {}, None, "['LlamaForCausalLM'] is usual"),
+    "slip": ({"architectures": ["LlamaForCausalLN"]}, {}, None, "Did you mean 'LlamaForCausalLM'?"),
+    "two_models": ({"architectures": ["MistralForCausalLM"]}, {}, None, "names two models: model_type is 'llama'"),
     "dtype": ({"dtype": "float8"}, {}, None, "dtype is 'float8', in which no model computes"),
     "epsilon": ({"rms_norm_eps": -1}, {}, None, "rms_norm_eps is -1"),
     "layers": ({"num_hidden_layers": 10**6}, {}, None, "num_hidden_layers is 1000000"),

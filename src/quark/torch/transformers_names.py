@@ -73,6 +73,13 @@ def classes_of(kind: str) -> list[str]:
     return sorted(name for name, kinds in classes().items() if kind in kinds)
 
 
+def has_class(name: str) -> bool:
+    """Whether one of its modules defines a class of models, with these capitals or others."""
+    text = re.compile(rf"^class {re.escape(name)}\(", re.MULTILINE | re.IGNORECASE)
+    files = (one for folder in _folders() for one in (folder / "models").glob("*/modeling_*.py"))
+    return any(text.search(file.read_text(encoding="utf-8")) for file in files)
+
+
 def type_of_class(name: str) -> str | None:
     """The type that a class of models is made for, of several the one that it is called after; None: not known."""
     kinds = classes().get(name, set())
@@ -130,10 +137,14 @@ def _tables(file: str) -> dict[str, dict[str, tuple[str, ...]]]:
     return found
 
 
+def _folders() -> list[Path]:
+    spec = find_spec("transformers")
+    return [*map(Path, (spec and spec.submodule_search_locations) or ())]
+
+
 def _tree(file: str) -> ast.Module:
     """A module of transformers; an empty one where there is none."""
-    spec = find_spec("transformers")
-    paths = [Path(folder) / file for folder in (spec and spec.submodule_search_locations) or ()]
+    paths = [folder / file for folder in _folders()]
     return next((ast.parse(path.read_text(encoding="utf-8")) for path in paths if path.is_file()), ast.Module([], []))
 
 

@@ -10,12 +10,20 @@ import inspect
 import logging
 import sys
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from quark.errors import ModelError, nearest
 from quark.reading import read_object
-from quark.torch.transformers_names import causal_class, classes_of, model_types, type_of_class
+from quark.torch.transformers_names import (
+    causal_class,
+    classes_of,
+    config_source,
+    has_class,
+    model_types,
+    type_of_class,
+)
 
 log = logging.getLogger(__name__)
 GENERATION = "generation_config.json"
@@ -30,8 +38,8 @@ def check_named(folder: Path, config: Mapping[str, Any]) -> None:
 
     Raises:
         ModelError: a broken generation_config.json, an unknown type, no architecture, or one of another type; the
-            field, its value and the usual one are named. An architecture that transformers does not have is warned of:
-            other programs may.
+            field, its value and the usual one are named. An architecture that transformers does not have is warned of,
+            as other programs may, unless it is one of its with a slip.
     """
     try:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -57,16 +65,60 @@ def check_named(folder: Path, config: Mapping[str, Any]) -> None:
         raise no_class(file, kind)
     if name in known:
         return
-    elif own is None:
+    if own is None:
+        if meant := misspelt(name, kind):
+            raise no_such_class(file, name, kind, meant)
         log.warning(
             "%s: architectures names %r, which transformers does not have.%s Of the model_type %r it has %s",
             file, name, nearest(name, known), kind, some(known),
         )  # fmt: skip
     elif taken is not None and own.__name__ not in known and not belongs(taken, CONFIG_MAPPING[kind]):
-        raise ModelError(
-            f"{file!r} names two models: model_type is {kind!r}, and architectures is [{name!r}], a class of "
-            f"{taken.model_type!r}; of {kind!r} transformers has {some(known)}"
-        )
+        raise two_models(file, kind, name, taken.model_type)
+
+
+def misspelt(name: str, kind: str) -> str | None:
+    """The class of a type that a name is, but for one slip: a letter too many, too few or wrong, or two exchanged.
+
+    Other digits are another class, and longer names are those of somebody's class that is made of one.
+    """
+    return next((known for known in classes_of(kind) if is_slip(name.lower(), known.lower())), None)
+
+
+def is_slip(name: str, known: str) -> bool:
+    """Whether one slip makes a name of a known one."""
+    begun = alike(name, known)
+    ended = alike(name[begun:][::-1], known[begun:][::-1])
+    one, other = name[begun : len(name) - ended], known[begun : len(known) - ended]
+    few = max(len(one), len(other)) == 1 or (len(one) == 2 and one == other[::-1])
+    return few and not any(map(str.isdigit, one + other))
+
+
+def alike(one: str, other: str) -> int:
+    """How many letters two names begin with."""
+    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))])
+
+
+def no_such_class(file: str, name: str, kind: str, meant: str) -> ModelError:
+    """What is said of a class that is misspelt."""
+    return ModelError(
+        f"{file!r}: architectures is [{name!r}], which transformers does not have. Did you mean {meant!r}? Of {kind!r} "
+        f"it has {some(classes_of(kind))}"
+    )
+
+
+def two_models(file: str, kind: str, name: str, takes: str) -> ModelError:
+    """What is said of a class of another type."""
+    return ModelError(
+        f"{file!r} names two models: model_type is {kind!r}, and architectures is [{name!r}], a class of {takes!r}; of "
+        f"{kind!r} transformers has {some(classes_of(kind))}"
+    )
+
+
+def are_apart(one: str, other: str) -> bool:
+    """Whether two types have configurations of which none is the other's kind or part, as far as their source says."""
+    sources = [config_source(kind) for kind in (one, other)]
+    types = model_types()
+    return types.get(one) != types.get(other) and all(source is not None and source.alone for source in sources)
 
 
 def types_known() -> Any:
@@ -110,6 +162,11 @@ def check_by_names(folder: Path, config: Mapping[str, Any], loaded: bool) -> Non
     if isinstance(kind, str) and kind in types:
         if not name:
             raise no_class(file, kind)
+        takes, known = type_of_class(name), classes_of(kind)
+        if takes is not None and name not in known and are_apart(kind, takes):
+            raise two_models(file, kind, name, takes)
+        if takes is None and (meant := misspelt(name, kind)) and not has_class(name):
+            raise no_such_class(file, name, kind, meant)
         return
     if (takes := type_of_class(name)) is not None:
         raise wrong_type(file, kind, name, takes, types)
