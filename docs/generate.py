@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from quark.config.options import Options
+from quark.config.options import OPTIONS, Options
 from quark.config.tensor import TensorSpec
 from quark.numerics.blocks import BLOCK_RULES, BLOCKS
 from quark.numerics.formats import FORMATS, Format
@@ -194,11 +194,7 @@ nearest one.
 
 def options_page() -> str:
     """The page of options."""
-    rows = []
-    for name, field in Options.model_fields.items():
-        extra = field.json_schema_extra
-        group = str(extra["group"]) if isinstance(extra, dict) else ""
-        rows.append([f"`{name}`", group, f"`{field.default!r}`", field.description or ""])
+    rows = [[f"`{name}`", str(row.group), f"`{row.default!r}`", row.doc] for name, row in OPTIONS.items()]
     return OPTIONS_PAGE.format(
         options=table(["option", "group", "default", "effect"], rows),
     )

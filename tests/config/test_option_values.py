@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quark.config.options import Options, parse_options
+from quark.config.options import OPTIONS, Options, parse_options
 from quark.errors import ConfigError
 from quark.onnx import CalibMethod, Config, ExtendedCalibrationMethod, QConfig, get_default_config
 from quark.onnx import CalibrationMethod as Old
@@ -24,7 +24,7 @@ NOTHING: dict[str, Any] = {
 }
 #: A value of every option that is a list, or holds lists.
 LISTS: dict[str, Any] = {
-    **{name: ["Conv", "Gemm"] for name in Options.model_fields if "OpTypes" in name and "Axis" not in name},
+    **{name: ["Conv", "Gemm"] for name in OPTIONS if "OpTypes" in name and "Axis" not in name},
     **{name: ["n"] for name in ("NodesToQuantize", "NodesToExcludeOutputQuantization", "TunedFloat")},
     **{name: ["Conv"] for name in ("CopySharedInit", "CopyBiasInit")},
     "RemoveQDQBetweenOps": [["Conv", "Relu"], ["Add", "Mul"]],
@@ -46,9 +46,7 @@ def as_tuples(value: Any) -> Any:
 
 def test_every_option_that_holds_lists_is_in_the_table() -> None:
     lists = {
-        name
-        for name, field in Options.model_fields.items()
-        if "list[" in str(field.annotation) and name != "QuantizeAllOpTypes"
+        name for name, kind in Options.__annotations__.items() if "list[" in str(kind) and name != "QuantizeAllOpTypes"
     }
     assert lists <= LISTS.keys() | {"QuantizeAllOpTypes"}
 

@@ -22,7 +22,8 @@ from tests.onnx_flow import models
 
 from quark.errors import ConfigError, ModelError, QuarkError
 from quark.files.journal import Journal
-from quark.files.untrusted import OpenSchema, Schema, parse_yaml, read_settings, unpacked_text
+from quark.files.schema import OpenSchema, Schema
+from quark.files.untrusted import parse_yaml, read_settings, unpacked_text
 from quark.onnx.explain import KEY, explain
 from quark.onnx.shapeshifter import read
 from quark.onnx.shapeshifter import transform as shapeshifter

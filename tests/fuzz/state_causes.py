@@ -30,8 +30,7 @@ from quark.files.journal import Journal
 from quark.measure.score import Score
 from quark.onnx.recipes import Choice
 from quark.onnx.trials import OnnxTrial, Probed, remembered
-from quark.search.auto import KeptTrial
-from quark.search.function import kept_score
+from quark.search.auto import KeptTrial, kept_score
 
 with contextlib.suppress(ImportError):  # before a process is forked for every cause
     import quark.torch.files.target  # noqa: F401

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime.quantization as theirs
 from judge_reached import counted
 
-from quark.config.options import Options
+from quark.config.options import OPTIONS
 from quark.onnx import (
     CalibMethod,
     ModelQuantizer,
@@ -70,7 +70,7 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
     """Their options that are options here."""
     kept = {name: value for name, value in given.items() if not name.startswith(ELSEWHERE) and value is not None}
     for name in kept:
-        if name not in Options.model_fields:
+        if name not in OPTIONS:
             raise NotHere(f"option {name}")
     return kept
 

@@ -65,7 +65,7 @@ def test_which_rewrites_of_the_device_a_job_has(
     default: bool, simulated: bool, npu: bool, stated: bool, given: bool | None, expected: bool
 ) -> None:
     """Its own option decides; without one, NPU flows and those that ask have the rewrites that are on by default."""
-    options = SimpleNamespace(SimulateDPU=simulated, Own=given, model_fields_set={"SimulateDPU"} if stated else set())
+    options = SimpleNamespace(SimulateDPU=simulated, Own=given, given={"SimulateDPU"} if stated else set())
     job: Any = SimpleNamespace(options=options, npu=npu)
     row: Any = SimpleNamespace(option="Own", by_default=default)
     assert simulate.asked(row, job) is (expected and (default or given is not None))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import onnx
 import pytest
@@ -46,7 +48,7 @@ def restored(weight: np.ndarray, nbits: NBits) -> np.ndarray:
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_the_runtime_computes_with_the_codes(bits: int, size: int, symmetric: bool) -> None:
     proto, nbits = models.model(GRAPH, WEIGHTS), NBits(GroupSize=size, Symmetric=symmetric, Bits=bits, AccuracyLevel=1)
-    result = ModelQuantizer(config(**dict(nbits))).run(proto)
+    result = ModelQuantizer(config(**asdict(nbits))).run(proto)
     quantized = result.proto
     assert quantized is not None
     assert models.op_types(quantized) == ["MatMulNBits", "MatMulNBits", "Add", "GatherBlockQuantized"]
@@ -142,7 +144,7 @@ def test_embeddings_whose_rows_end_inside_a_group(columns: int, symmetric: bool,
     nbits = NBits(GroupSize=32, Symmetric=symmetric, Bits=bits)
     table, chosen = models.normal(9, columns, seed=columns), np.array([8, 0, 3, 3])
     graph = f"g (int64[N] i) => (float[N, {columns}] e) {{ e = Gather (table, i) }}"
-    quantized = ModelQuantizer(config(**dict(nbits))).quantize_model(models.model(graph, {"table": table}))
+    quantized = ModelQuantizer(config(**asdict(nbits))).quantize_model(models.model(graph, {"table": table}))
     assert quantized is not None and models.op_types(quantized) == ["GatherBlockQuantized"]
     (found,) = models.run(quantized, {"i": chosen})
     np.testing.assert_allclose(found, restored(table, nbits)[chosen], atol=1e-6)

@@ -358,7 +358,7 @@ def test_biases_that_have_a_scale_of_their_own(
     spec: TensorSpec, options: dict[str, bool], target: str, own: bool
 ) -> None:
     made = job(target)
-    made = replace(made, options=made.options.model_copy(update=options))
+    made = replace(made, options=made.options.changed(options))
     assert biases.like_weight(spec, made) is own
 
 

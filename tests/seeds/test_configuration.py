@@ -15,7 +15,7 @@ from tests.seeds import text
 from tests.seeds.awkward import Reader, decibels, eight, network, quantized, samples
 
 import quark.onnx
-from quark.config.options import Options
+from quark.config.options import OPTIONS
 from quark.errors import ConfigError, DataError
 from quark.onnx import (
     AdaRoundConfig,
@@ -256,10 +256,8 @@ GROUPS |= {
 @pytest.mark.parametrize("number", GROUPS)
 def test_category(number: int) -> None:
     """Options carry the group of the page's table."""
-    extra = Options.model_fields[GROUPS[number]].json_schema_extra
-    assert isinstance(extra, dict) and extra["group"] == number
-    groups = {field.json_schema_extra["group"] for field in Options.model_fields.values()}  # type: ignore[index]
-    assert groups == set(GROUPS)
+    assert OPTIONS[GROUPS[number]].group == number
+    assert {row.group for row in OPTIONS.values()} == set(GROUPS)
 
 
 @text.needed

@@ -79,31 +79,42 @@ def _extended(words: list[str]) -> AbstractContextManager[list[str]]:
 def _called(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
     """The commands to look in, how they are called, and the words behind.
 
-    A command of ``quark onnx`` needs no options of other groups: they are a twelfth of what it imports, by time.
+    A command of a group needs no options of others: they are a twelfth of what it imports, by time.
     """
-    if words[:1] == ["onnx"] and words[1:2] and words[1] in _onnx_commands().commands:
-        return _onnx_commands(), "quark onnx", words[1:]
+    if words[:1] and words[0] in GROUPS and (only := _only(words[0], words[1:2])) is not None:
+        return only, f"quark {words[0]}", words[1:]
     return _commands(), "quark", words
 
 
-@cache
-def _onnx_commands() -> Any:
-    from quark.cli.onnx_app import onnx_app
+#: Group -> where it is.
+GROUPS = {"onnx": ("quark.cli.onnx_app", "onnx_app"), "torch": ("quark.cli.torch_app", "torch_app")}
 
-    return _arranged(onnx_app)
+
+def _only(group: str, names: list[str]) -> Any:
+    """A group with one of its commands; None where it has none of this name."""
+    from importlib import import_module
+
+    from typer import Typer
+    from typer.main import get_command_name, get_group
+
+    from quark.cli.groups import ROOT
+    from quark.cli.sections import arrange
+
+    module, name = GROUPS[group]
+    whole, part = getattr(import_module(module), name), Typer(**ROOT)
+    for row in whole.registered_commands:
+        if names == [row.name or get_command_name(row.callback.__name__)]:
+            part.registered_commands = [row]
+            return arrange(get_group(part))
+    return None
 
 
 @cache
 def _commands() -> Any:
     """All commands; their modules are imported now."""
-    from quark.cli.app import app
-
-    return _arranged(app)
-
-
-def _arranged(app: Any) -> Any:
     from typer.main import get_command
 
+    from quark.cli.app import app
     from quark.cli.sections import arrange
 
     return arrange(get_command(app))

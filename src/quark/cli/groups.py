@@ -7,8 +7,10 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from quark.cli.words import Typed
 
-class CommandGroup(TyperGroup):
+
+class CommandGroup(Typed, TyperGroup):
     """As typer's, and ``quark quantize`` is answered with ``quark onnx quantize`` and ``quark torch quantize``."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quark.cli.output import print_json, show
-from quark.config.options import Options
+from quark.config.options import OPTIONS
 from quark.config.presets import HARDWARE, PRESETS, Preset, get_preset
 from quark.errors import check_name
 from quark.report import Table
@@ -52,7 +52,7 @@ def _fields(preset: Preset) -> dict[str, Any]:
 
 def run_options(json: bool) -> None:
     """List the options of ``extra_options``."""
-    fields = {name: (field.default, field.description or "") for name, field in Options.model_fields.items()}
+    fields = {name: (row.default, row.doc) for name, row in OPTIONS.items()}
     if json:
         print_json({name: {"default": default, "doc": doc} for name, (default, doc) in fields.items()})
         return

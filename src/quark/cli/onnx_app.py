@@ -9,9 +9,9 @@ import typer
 
 from quark.cli.common import Json
 from quark.cli.groups import ROOT
+from quark.cli.passes_told import WithPasses
 from quark.cli.paths import Guarded, Overwrite, Reads, Writes
 from quark.cli.requests import Compare, Predict, Quantize, Rank, SearchRequest
-from quark.cli.transformation import WithPasses
 from quark.cli.values import takes_values
 
 onnx_app = typer.Typer(**ROOT, help="Quantize, inspect and compare ONNX models.")

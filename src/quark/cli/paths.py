@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 from quark.algorithms.names import parted
+from quark.cli.words import Typed
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
 from quark.files.atomic import check_name
@@ -59,7 +60,7 @@ class Writes:
     beside: Callable[[Mapping[str, Any]], Iterable[Output]] = lambda given: ()
 
 
-class Guarded(TyperCommand):
+class Guarded(Typed, TyperCommand):
     """A command whose outputs pass the gate before it begins."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -17,8 +17,9 @@ The command has the options of every dataclass among its parameters, and of thos
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cached_property
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 FIXED = "fixed"
@@ -33,25 +34,47 @@ def takes_values(samples: int | None = None) -> Callable[[Callable[..., None]], 
         samples: what ``--samples`` is by default, where the command differs from the dataclass.
     """
 
-    def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(command, eval_str=True)
-        values = {name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)}
+    return lambda command: Command(command, {} if samples is None else {"samples": samples})
+
+
+class Command:
+    """A command as typer reads one: a function whose parameters are options.
+
+    They are looked up when they are asked for: most commands are not called.
+
+    Args:
+        command: what takes dataclasses.
+        defaults: of options, where they differ from the dataclasses'.
+    """
+
+    def __init__(self, command: Callable[..., None], defaults: Mapping[str, Any]) -> None:
+        self._command, self._defaults = command, defaults
+        self.__name__, self.__doc__, self.__module__ = command.__name__, command.__doc__, command.__module__
+
+    def __call__(self, **given: Any) -> None:
+        """Make the dataclasses of the options, and run."""
+        requests = {name: made(cls, given) for name, cls in self._values.items()}
+        self._command(**requests, **{name: given[name] for name in self._parameters if name not in requests})
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self._command, eval_str=True).parameters
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        return {name: one.annotation for name, one in self._parameters.items() if is_dataclass(one.annotation)}
+
+    @cached_property
+    def __signature__(self) -> inspect.Signature:
         options: list[inspect.Parameter] = []
-        for name, one in signature.parameters.items():  # arguments stand in the order of the signature
-            options += options_of(values[name]) if name in values else [one.replace(kind=_KIND)]
-        own = {} if samples is None else {"samples": samples}
-        every = [one.replace(default=own.get(one.name, one.default)) for one in options]
+        for name, one in self._parameters.items():  # arguments stand in the order of the signature
+            options += options_of(self._values[name]) if name in self._values else [one.replace(kind=_KIND)]
+        every = [one.replace(default=self._defaults.get(one.name, one.default)) for one in options]
+        return inspect.Signature(every, return_annotation=None)
 
-        def _run(**given: Any) -> None:
-            requests = {name: made(cls, given) for name, cls in values.items()}
-            command(**requests, **{name: given[name] for name in signature.parameters if name not in values})
-
-        _run.__name__, _run.__doc__, _run.__module__ = command.__name__, command.__doc__, command.__module__
-        _run.__dict__["__signature__"] = signature.replace(parameters=every)
-        _run.__annotations__ = {one.name: one.annotation for one in every} | {"return": None}
-        return _run
-
-    return wrap
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {one.name: one.annotation for one in self.__signature__.parameters.values()} | {"return": None}
 
 
 def options_of(cls: Any) -> Iterator[inspect.Parameter]:

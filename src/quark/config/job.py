@@ -96,7 +96,7 @@ def with_plan(job: Job, plan: Plan | None) -> Job:
     """The job that carries a plan out, with the nodes that ``TuneSpeed`` had left in float when the plan was made."""
     if plan is None or not plan.tuned or job.options.TunedFloat is not None:
         return replace(job, plan=plan)
-    return replace(job, plan=plan, options=job.options.model_copy(update=repeating(plan)))
+    return replace(job, plan=plan, options=job.options.changed(repeating(plan)))
 
 
 def repeating(plan: Plan) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def for_target(job: Job) -> Job:
         ),
     )
     kept = {"RemoveQDQConvLeakyRelu": False, "RemoveQDQConvPRelu": False, "RemoveQDQConvGelu": False}
-    options = job.options.model_copy(update={"UseUnsignedReLU": True, **kept})
+    options = job.options.changed({"UseUnsignedReLU": True, **kept})
     return replace(job, rules=rules, options=options)
 
 

@@ -1,12 +1,11 @@
 """``MatMulNBitsParams``: how the weights of MatMul are stored in few bits."""
 
-from __future__ import annotations
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal
 
-from collections.abc import Mapping
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-
+from quark.config.typed import Constraint, Misfit, typed
+from quark.dataclass import dataclass
 from quark.errors import ConfigError, check_names
 
 #: Widths and the smallest block that ONNX Runtime has kernels for; blocks are powers of two.
@@ -14,7 +13,8 @@ BITS = (2, 4, 8)
 SMALLEST_BLOCK = 16
 
 
-class NBits(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class NBits:
     """The validated parameters.
 
     Attributes:
@@ -25,27 +25,21 @@ class NBits(BaseModel):
         AccuracyLevel: what ONNX Runtime computes in: 0 as it likes, 1 float32, 2 float16, 3 bfloat16, 4 int8.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
     Algorithm: Literal["DEFAULT", "GPTQ", "HQQ"] = "DEFAULT"
     GroupSize: int = 128
     Symmetric: bool = True
     Bits: int = 4
-    AccuracyLevel: int = Field(0, ge=0, le=4)
+    AccuracyLevel: Annotated[int, Constraint(ge=0, le=4)] = 0
 
-    @field_validator("Bits")
-    @classmethod
-    def _runnable(cls, bits: int) -> int:
-        if bits not in BITS:
-            raise ValueError(f"ONNX Runtime runs {', '.join(map(str, BITS))} bits")
-        return bits
 
-    @field_validator("GroupSize")
-    @classmethod
-    def _block(cls, size: int) -> int:
-        if size < SMALLEST_BLOCK or size & (size - 1):
-            raise ValueError(f"ONNX Runtime takes powers of two from {SMALLEST_BLOCK} on")
-        return size
+#: What ONNX Runtime has kernels for, beyond the types: a test, and its words.
+_RUNNABLE: Mapping[str, tuple[Callable[[int], bool], str]] = {
+    "Bits": (lambda bits: bits in BITS, f"ONNX Runtime runs {', '.join(map(str, BITS))} bits"),
+    "GroupSize": (
+        lambda size: size >= SMALLEST_BLOCK and not size & (size - 1),
+        f"ONNX Runtime takes powers of two from {SMALLEST_BLOCK} on",
+    ),
+}
 
 
 def parse_nbits(given: Mapping[str, Any]) -> NBits:
@@ -54,11 +48,19 @@ def parse_nbits(given: Mapping[str, Any]) -> NBits:
     Raises:
         ConfigError: an unknown name (the nearest one is shown) or a bad value.
     """
-    check_names("parameter in MatMulNBitsParams", given, NBits.model_fields)
+    names = [one.name for one in fields(NBits)]
+    check_names("parameter in MatMulNBitsParams", given, names)
+    return NBits(**{name: _value(name, given[name]) for name in names if name in given})
+
+
+def _value(name: str, given: Any) -> Any:
+    """What was given for a parameter, in its type."""
     try:
-        return NBits(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        why = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"MatMulNBitsParams: {place} cannot be {first['input']!r}: {why}") from error
+        value = typed(given, NBits.__annotations__[name], strict=True)
+    except Misfit as error:
+        place = ".".join(map(str, (name, *error.place)))
+        raise ConfigError(f"MatMulNBitsParams: {place} cannot be {error.value!r}: {error.reason}") from error
+    holds, words = _RUNNABLE.get(name, (lambda _: True, ""))
+    if not holds(value):
+        raise ConfigError(f"MatMulNBitsParams: {name} cannot be {value!r}: {words}")
+    return value

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BeforeValidator
 
+from quark.config.typed import Before
 from quark.errors import nearest
 
 _log = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ def _bins(value: Any) -> Any:
 
 
 #: A list of names; ``None`` is the empty one.
-Names = Annotated[list[str], BeforeValidator(_nothing_listed)]
-MaybeNone = BeforeValidator(_nothing_listed)
+Names = Annotated[list[str], Before(_nothing_listed)]
+MaybeNone = Before(_nothing_listed)
 #: True or False; ``None`` is False.
-Switch = Annotated[bool, BeforeValidator(_off)]
-SearchName, FloatMode, Bins = (BeforeValidator(made) for made in (_search_name, _float_mode, _bins))
+Switch = Annotated[bool, Before(_off)]
+SearchName, FloatMode, Bins = (Before(made) for made in (_search_name, _float_mode, _bins))

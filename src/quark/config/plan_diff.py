@@ -13,7 +13,7 @@ from pydantic import Field
 from quark.config.plan import Plan, Role, TensorPlan
 from quark.dataclass import dataclass
 from quark.errors import ConfigError
-from quark.files.untrusted import Schema, checked
+from quark.files.schema import Schema, checked
 from quark.reading import DAMAGED_TEXT, parse_json, read_text, reason_of
 
 LARGEST = 1 << 28  # bytes of a plan file: some 500,000 tensors

@@ -31,17 +31,22 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes  # noqa: F401 - registers the narrow types with NumPy, by whose names arrays are read back
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
 
+from quark.deferred import when_used
 from quark.errors import ConfigError, DataError
 from quark.files.atomic import part_of, replace_file
 from quark.files.identity import PIECE, difference
 from quark.files.lock import working_on
-from quark.files.untrusted import FileName, Schema, first_reason, own_file, read_state
+from quark.files.untrusted import own_file
+
+if TYPE_CHECKING:
+    from quark.files import journal_state as kept
+else:
+    kept = when_used("quark.files.journal_state")  # of no use to jobs that keep nothing, which are most
 
 log = logging.getLogger(__name__)
 VERSION = 2
@@ -49,28 +54,6 @@ SUFFIX = ".safetensors"
 FIRST = (f"0{SUFFIX}", f".0{SUFFIX}.part")
 """What the folder of tensors may hold before the JSON file names the first of them."""
 Arrays = dict[str, np.ndarray]
-#: A number; one that JSON lacks, in words.
-Number = int | float | dict[Literal["float"], Literal["inf", "-inf", "nan"]]
-Kept = str | Number
-
-
-class Tensors(Schema):
-    """The tensors of one entry: a file of the folder, and the types in it that safetensors cannot name."""
-
-    file: FileName = Field(pattern=r"^\d{1,12}\.safetensors$")
-    crc32: int
-    size: int = Field(ge=0)
-    types: dict[str, str]
-
-
-class State(Schema):
-    """What the JSON file may hold."""
-
-    version: int
-    belongs: dict[str, str]
-    next: int = Field(ge=0, le=10**9)
-    values: dict[str, Kept | list[Kept] | dict[str, Kept | list[Kept]]]
-    tensors: dict[str, Tensors]
 
 
 class Journal:
@@ -97,7 +80,7 @@ class Journal:
         self._values: dict[str, Any] = {}
         self._stale: list[str] = []
         if self._path is not None:  # without a file, nobody asks for the state, whose schema takes a while to build
-            self._state = State(version=VERSION, belongs=dict(belongs or {}), next=0, values={}, tensors={})
+            self._state = kept.State(version=VERSION, belongs=dict(belongs or {}), next=0, values={}, tensors={})
             self._text = self._state.model_dump_json(indent=1)
             self._open(self._path)
 
@@ -130,10 +113,7 @@ class Journal:
         known = self._values.get(key)
         if known is None:
             return None
-        try:
-            found = TypeAdapter(kind).validate_python(known, strict=True)
-        except ValidationError as error:
-            raise self._useless(f"its entry {key!r:.80} is not valid: {first_reason(error)}") from error
+        found = kept.valid(known, kind, lambda why: self._useless(f"its entry {key!r:.80} is not valid: {why}"))
         if one_of and not any(name in found for name in one_of):
             raise self._useless(f"its entry {key!r:.80} has no {one_of[0]!r}")
         return found
@@ -172,12 +152,12 @@ class Journal:
         Raises:
             ConfigError: the entry's file is missing or damaged.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-
         file = self.file(key)
         if file is None:
             return None
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
         types = self._state.tensors[key].types
         try:
             found = load(file.read_bytes())
@@ -229,7 +209,7 @@ class Journal:
         file = own_file(folder, f"{number}{SUFFIX}", self._useless)
         with part_of(file, SafetensorError) as part:
             write(part)
-        made = Tensors(file=file.name, crc32=_crc32(file), size=file.stat().st_size, types=dict(types or {}))
+        made = kept.Tensors(file=file.name, crc32=_crc32(file), size=file.stat().st_size, types=dict(types or {}))
         old = self._state.tensors.get(key)
         self._write(self._path, {"next": number + 1, "tensors": {**self._state.tensors, key: made}})
         self._remove_stale()
@@ -300,25 +280,25 @@ class Journal:
         self._state, self._text = state, state.model_dump_json(indent=1)
         self._values = {key: _read(value) for key, value in state.values.items()}
 
-    def _read(self, path: Path) -> State:
+    def _read(self, path: Path) -> kept.State:
         """What was written last, or the time before."""
         earlier = self._generation(self._previous(path))
         if earlier is None or os.path.islink(path):  # a link to what is no journal is not written through
-            return read_state(path, State, self._strange)
+            return kept.read(path, self._strange)
         last = self._generation(path)
         if last is not None and self._is_whole(last):
             return last
         log.warning("%s %r: its last write is damaged; going on from the one before", self._name, str(path))
         return earlier
 
-    def _generation(self, path: Path) -> State | None:
+    def _generation(self, path: Path) -> kept.State | None:
         """A state that can be read."""
         try:
-            return read_state(path, State, self._strange) if os.path.lexists(path) else None
+            return kept.read(path, self._strange) if os.path.lexists(path) else None
         except ConfigError:  # the caller has another generation, or says why this one cannot be used
             return None
 
-    def _is_whole(self, state: State) -> bool:
+    def _is_whole(self, state: kept.State) -> bool:
         """Whether the file that was written last has all its bytes."""
         last = f"{state.next - 1}{SUFFIX}"
         found = [entry for entry in state.tensors.values() if entry.file == last]

@@ -1,8 +1,7 @@
 """Files that say how to go on, and files that say what to do: read as if a stranger had written them.
 
-Each has a schema (pydantic; unknown keys are refused), a largest size, and names only files of its own folder. JSON and
-text are read by ``quark.reading``; YAML here, without aliases (a few lines of them stand for gigabytes) and without
-doubled keys.
+Each has a schema (``schema.py``), a largest size, and names only files of its own folder. JSON and text are read by
+``quark.reading``; YAML here, without aliases (a few lines of them stand for gigabytes) and without doubled keys.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from typing import Any
 
 from quark.errors import ConfigError, QuarkError
 from quark.reading import DAMAGED_TEXT, parse_json, read_text, reason_of
@@ -28,69 +25,12 @@ CONFIG_BYTES = 1 << 24
 WORDS = 1 << 26
 """Bytes of the decisions in a model's metadata, when they are unpacked: 64 MiB, some 200,000 tensors."""
 
-Kept = TypeVar("Kept", bound="Schema")
-Value = TypeVar("Value", bound=BaseModel)
 
-
-class Schema(BaseModel):
-    """What a file may hold: these fields, of these types, and nothing else."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
-
-
-class OpenSchema(BaseModel):
-    """A part of a file of other people: these fields, of these types; fields that are not read are left alone."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, defer_build=True)
-
-
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """The name of a file in its folder, on every system."""
     if not re.fullmatch(r"[\w.+\-]+", name) or name.strip(".") == "" or len(name) > 255:
         raise ValueError("it must be the plain name of a file in the folder")
     return name
-
-
-FileName = Annotated[str, AfterValidator(_plain)]
-"""The name of a file in the folder that belongs to it: no path, no ``..``, no drive."""
-
-
-def read_state(path: Path, schema: type[Kept], refuse: Callable[[str], QuarkError], limit: int = STATE_BYTES) -> Kept:
-    """What a file holds that a job goes on with.
-
-    Args:
-        path: a JSON file.
-        schema: what it may hold.
-        refuse: makes the error of a reason in words.
-        limit: bytes that are read.
-
-    Raises:
-        QuarkError: that of ``refuse``: no regular file, too large, not JSON, or not what ``schema`` says.
-    """
-    try:
-        found = parse_json(read_text(path, ConfigError, limit=limit), "it", ConfigError)
-    except ConfigError as error:
-        raise refuse(f"is damaged ({error})") from error
-    return checked(found, schema, lambda why: refuse(f"is damaged ({why})"))
-
-
-def checked(value: Any, schema: type[Value], refuse: Callable[[str], QuarkError]) -> Value:
-    """A value as ``schema`` says.
-
-    Raises:
-        QuarkError: that of ``refuse``, with the first field that does not fit.
-    """
-    try:
-        return schema.model_validate(value)
-    except ValidationError as error:
-        raise refuse(first_reason(error)) from error
-
-
-def first_reason(error: ValidationError) -> str:
-    """The first field that does not fit, and why."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = "".join(f"[{str(part)[:60]!r}]" for part in first["loc"])
-    return f"{where or 'it'}: {first['msg'][:200]}"
 
 
 def own_file(folder: Path, name: str, refuse: Callable[[str], QuarkError]) -> Path:
@@ -100,7 +40,7 @@ def own_file(folder: Path, name: str, refuse: Callable[[str], QuarkError]) -> Pa
         QuarkError: that of ``refuse``: another folder's file, or a link to one.
     """
     try:
-        path = folder / _plain(name)
+        path = folder / plain_name(name)
     except ValueError as error:
         raise refuse(f"names the file {name!r:.80}: {error}") from error
     if os.path.islink(path):

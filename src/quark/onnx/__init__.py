@@ -12,7 +12,6 @@ from quark.deferred import defer
 from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, custom_config, data_type, spec
 from quark.onnx.quantization.config.algorithm import *  # noqa: F403
 from quark.onnx.quantization.config.algorithm import __all__ as ALGORITHMS
-from quark.onnx.quantization.config.custom_config import *  # noqa: F403
 from quark.onnx.quantization.config.custom_config import __all__ as PRESETS
 from quark.onnx.quantization.config.data_type import BaseDataType, DataType
 from quark.onnx.quantization.config.enumerations import (
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from quark.onnx.data_files import PathDataReader
     from quark.onnx.data_sets import DatasetReader
     from quark.onnx.preprocessing import Preprocessing
+    from quark.onnx.quantization.config.custom_config import *  # noqa: F403
     from quark.onnx.random_data import RandomDataReader
 
 _LATE = {
@@ -51,7 +51,7 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name.endswith("_CONFIG"):
+    if name.endswith("_CONFIG") or name in PRESETS:
         return getattr(custom_config, name)
     if name.removesuffix("Spec") in data_type.data_types():  # a row of the table of formats
         return getattr(spec if name.endswith("Spec") else data_type, name)

@@ -40,8 +40,8 @@ from quark.onnx.sensitivity import estimate
 from quark.onnx.trial_files import probed, quantized
 from quark.onnx.trials import OnnxGoal, OnnxOutcome, OnnxTrial, Probed, entry_of, identity_of, remembered
 from quark.report.verdict import Judged, worst
-from quark.search.auto import DROP, LATE, PLAIN, Search
-from quark.search.function import checked_reference, kept_score, score_of
+from quark.search.auto import DROP, LATE, PLAIN, Search, kept_score
+from quark.search.function import checked_reference, score_of
 from quark.search.parts import Split
 from quark.search.values import FLOAT
 

@@ -75,7 +75,7 @@ def in_place(job: Job, place: str) -> Job:
     options = job.options
     if options.TunedFloat is not None:
         left = [name.removeprefix(place) for name in options.TunedFloat if name.startswith(place)]
-        options = options.model_copy(update={"TunedFloat": left})
+        options = options.changed({"TunedFloat": left})
     rules = [
         replace(one, selectors=tuple(s.removeprefix(place) if isinstance(s, str) else s for s in one.selectors))
         for one in job.rules.rules

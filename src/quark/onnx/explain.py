@@ -13,16 +13,19 @@ import base64
 import json
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
-from pydantic import Field
 
 from quark.config.plan import Plan
 from quark.errors import ConfigError, ModelError, unknown
-from quark.files.untrusted import Schema, checked, unpacked_text
+from quark.files.untrusted import unpacked_text
 from quark.onnx.graph.model import load
 from quark.onnx.qdq.initializers import shortened
 from quark.reading import parse_json
+
+if TYPE_CHECKING:
+    from quark.onnx.kept_beside import StoredDecisions
 
 KEY = "openquark.plan"
 VERSION = 1
@@ -32,15 +35,6 @@ SUFFIXES = (
     *("_QuantizeLinear", "_DequantizeLinear", "_QuantizeDequantize", "_quantized_scale", "_quantized_zero_point"),
     *("_quantized", "_scale", "_zero_point", "_scales", "_zero_points", "_Q2", "_Q4", "_Q8", "_bf16", "_codes"),
 )
-
-
-class StoredDecisions(Schema):
-    """The decisions in the metadata of a model."""
-
-    version: int
-    tensors: dict[str, str] = Field(default_factory=dict)
-    nodes: dict[str, str] = Field(default_factory=dict)
-    floats: dict[str, str] = Field(default_factory=dict)
 
 
 def attach(model: ir.Model, plan: Plan) -> None:
@@ -136,6 +130,9 @@ def _decisions(model: ir.Model, path: str | Path) -> StoredDecisions:
 
     def refuse(why: str) -> ModelError:
         return ModelError(f"{str(path)!r}: its decisions ({KEY}) are damaged: {why}")
+
+    from quark.files.schema import checked
+    from quark.onnx.kept_beside import StoredDecisions
 
     try:
         words = unpacked_text(text)

@@ -158,7 +158,7 @@ def _added(
     constants; bytes of the parameters of an activation; the functions."""
     plain, model, name = _one_tensor(tensor, shape, length), _one_tensor(tensor, shape, length), "t" * length
     leave_unsaid(plain)
-    options = options.model_copy(update={"UseFP32Scale": False, "DedicatedQDQPair": False})
+    options = options.changed({"UseFP32Scale": False, "DedicatedQDQPair": False})
     made = emit(model, Plan({name: _with_parameters(tensor, name, shape)}), options)
     leave_unsaid(made)
     functions = {str(key): len(ir.to_proto(one).SerializeToString()) for key, one in made.functions.items()}

@@ -15,7 +15,7 @@ from pydantic import Field
 from quark.dataclass import dataclass
 from quark.errors import DataError, nearest
 from quark.files.identity import digest_of_file
-from quark.files.untrusted import OpenSchema, checked
+from quark.files.schema import OpenSchema, checked
 from quark.measure.labelled import IGNORED
 from quark.numerics.array_files import load_array
 from quark.onnx.image_files import read_mask

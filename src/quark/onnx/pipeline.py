@@ -24,7 +24,7 @@ from quark.onnx.graph.model import save
 from quark.onnx.graph.pieces import WHOLE
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import unknown_operator
-from quark.onnx.graph.shapes import infer_shapes, leave_unsaid, names_stated, prove_shapes
+from quark.onnx.graph.shapes import are_stated, infer_shapes, leave_unsaid, names_stated, prove_shapes
 from quark.onnx.passes import constants, quant_to_float
 from quark.onnx.passes.nchw_to_nhwc import images, moved
 from quark.onnx.passes.registry import apply, get_pass
@@ -96,7 +96,7 @@ def on_cpu(job: Job) -> bool:
 def _asks_for_half(job: Job) -> bool:
     """Whether the user has said what float16 is to look like, which only a float16 model can."""
     options = job.options
-    return options.QuantizeFP16 is True or "UseFP32Scale" in options.model_fields_set
+    return options.QuantizeFP16 is True or "UseFP32Scale" in options.given
 
 
 def _coarse(job: Job) -> bool:
@@ -114,7 +114,7 @@ def _integers(job: Job) -> bool:
 
 def _asked(option: str, job: Job) -> bool:
     """Whether the user has written a fusion down, and no opset that is too old for it."""
-    return option in job.options.model_fields_set and job.options.ConvertOpsetVersion is None
+    return option in job.options.given and job.options.ConvertOpsetVersion is None
 
 
 #: What a model needs before anything looks at it; runs under SkipPreprocess too.
@@ -203,10 +203,14 @@ FINISH = (
 STATE = (Step("FillAllValueInfo", "fill_value_info"),)
 
 
-def run_steps(model: ir.Model, steps: Sequence[Step], job: Job) -> list[PassReport]:
-    """Run the steps that the job wants, in order, in place. Shapes are inferred again only after something changed."""
+def run_steps(model: ir.Model, steps: Sequence[Step], job: Job, stale: bool = True) -> list[PassReport]:
+    """Run the steps that the job wants, in order, in place. Shapes are inferred again only after something changed.
+
+    Args:
+        stale: whether something has changed since shapes were inferred.
+    """
     reports: list[PassReport] = []
-    stale, present = True, _operators(model)
+    present = _operators(model)
     for step in steps:
         row = get_pass(step.name)
         if not step.wanted(job) or (row.when and not present.intersection(row.when)):
@@ -272,11 +276,11 @@ def prepare(model: ir.Model, job: Job, write: bool = True, of: object = None) ->
     inline_functions(model)
     prove_shapes(model)
     check_sizes(model)
-    done = run_steps(model, FIRST, job)
+    done = run_steps(model, FIRST, job, stale=False)
     lifted = constants.lift_constant_nodes(model.graph)
     job = _for_one_scale(_for_float16(job, is_float16(model)))
     if recipe is None and not job.options.SkipPreprocess:
-        done += run_steps(model, PREPARE, job)
+        done += run_steps(model, PREPARE, job, stale=bool(lifted) or any(report.fired for report in done))
     if lifted or any(report.fired for report in done):  # else it is the graph whose shapes were proved
         prove_shapes(model)
         check_sizes(model)
@@ -316,7 +320,7 @@ def _preprocess(model: ir.Model, recipe: ShapeShifterConfig, secret: bool, write
 
 def finish(model: ir.Model, prepared: Prepared) -> list[PassReport]:
     """What happens to the quantized model before it is written, in place; no shape is left that nothing proves."""
-    reports = [*run_steps(model, FINISH, prepared.job), *run_passes(model, prepared.after)]
+    reports = [*run_steps(model, FINISH, prepared.job, stale=not are_stated(model)), *run_passes(model, prepared.after)]
     prove_shapes(model, add=False)
     return reports
 
@@ -369,8 +373,8 @@ def _for_one_scale(job: Job) -> Job:
     weight = job.rules.default.weight
     if job.mode != "dynamic" or weight is None or not isinstance(weight.granularity, Tensor):
         return job
-    left = {name: False for name in ("FoldBatchNorm", "SimplifyModel") if name not in job.options.model_fields_set}
-    return replace(job, options=job.options.model_copy(update=left))
+    left = {name: False for name in ("FoldBatchNorm", "SimplifyModel") if name not in job.options.given}
+    return replace(job, options=job.options.changed(left))
 
 
 def _for_float16(job: Job, float16: bool) -> Job:
@@ -390,6 +394,6 @@ def _for_float16(job: Job, float16: bool) -> Job:
     wide = float16 and options.UseFP32Scale is not False
     if float16 and not wide:
         job = with_scale_rule(job, "float16")
-        options = options.model_copy(update={"QuantizeBias": False})
-    options = options.model_copy(update={"QuantizeFP16": float16, "UseFP32Scale": wide})
+        options = options.changed({"QuantizeBias": False})
+    options = options.changed({"QuantizeFP16": float16, "UseFP32Scale": wide})
     return replace(job, options=options)

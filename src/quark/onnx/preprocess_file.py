@@ -16,21 +16,10 @@ from typing import Any
 
 from quark.errors import ConfigError, DataError
 from quark.files.ours import MARK
-from quark.files.untrusted import Schema, checked, read_settings
+from quark.files.untrusted import read_settings
 from quark.onnx.preprocessing import Preprocessing
 
 FILE = "preprocess.yaml"
-
-
-class _Fields(Schema):
-    mean: list[float | int] | None = None
-    std: list[float | int] | None = None
-    scale: float | int | None = None
-    size: list[int] | None = None
-    resize: str | None = None
-    bgr: bool | None = None
-    function: str | None = None
-    float_model: str | None = None
 
 
 def text_of(settings: Preprocessing, made: Path, source: Path) -> str:
@@ -97,13 +86,16 @@ def read_beside(model: Path) -> Preprocessing | None:
     if not path.is_file():
         return None
 
+    from quark.files.schema import checked
+    from quark.onnx.kept_beside import PreprocessingFields
+
     def refuse(why: str) -> DataError:
         return DataError(f"{str(path)!r}: {why}")
 
     said = _of(read_settings(path, "the preprocessing"), model)
     if not said:
         return None
-    fields = checked(said, _Fields, refuse).model_dump(exclude_none=True, exclude={"float_model"})
+    fields = checked(said, PreprocessingFields, refuse).model_dump(exclude_none=True, exclude={"float_model"})
     if "function" in fields:
         raise refuse(f"the samples were read by the function {fields['function']!r}: give it with --preprocess again")
     try:

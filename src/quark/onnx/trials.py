@@ -12,7 +12,7 @@ from pydantic import Field
 
 from quark.dataclass import dataclass
 from quark.files.journal import Journal
-from quark.files.untrusted import Schema
+from quark.files.schema import Schema
 from quark.measure.score import Score
 from quark.onnx import fingerprint
 from quark.onnx.graph import model as files

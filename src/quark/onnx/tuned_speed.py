@@ -88,7 +88,7 @@ def tune_speed(model: ir.Model, context: JobContext) -> tuple[JobContext, Tuned]
     else:
         tuned = _measured(model, context)
         context.journal.finish(STAGE, json.dumps({"names": tuned.names, "record": tuned.record}))
-    options = job.options.model_copy(update={"TunedFloat": list(tuned.names)})
+    options = job.options.changed({"TunedFloat": list(tuned.names)})
     return replace(context, job=replace(job, options=options)), tuned
 
 
@@ -140,7 +140,7 @@ def _first(divisions: Mapping[str, Sequence[str]], name: str) -> str:
 
 def _with(job: Job, left: Sequence[str]) -> Job:
     """The job with the nodes that stay float given."""
-    return replace(job, options=job.options.model_copy(update={"TunedFloat": list(left), "TuneSpeed": False}))
+    return replace(job, options=job.options.changed({"TunedFloat": list(left), "TuneSpeed": False}))
 
 
 def _cut(model: ir.Model, context: JobContext, seconds: Sequence[Mapping[str, float]] = ()) -> list[str]:

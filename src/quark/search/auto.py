@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, DataError, QuarkError, unknown
 from quark.files.journal import Journal
-from quark.files.untrusted import Schema
+from quark.files.schema import Schema
+from quark.measure.score import Score
 from quark.search.clock import Clock
 
 DROP = 0.01
@@ -241,3 +242,20 @@ class Search(ABC, Generic[Tried, Told]):
     def nearest(self, trials: Sequence[Tried]) -> Tried:
         """The most accurate."""
         return max(trials, key=self.rank)
+
+
+class _Score(Schema):
+    """A metric in a journal: as ``Score``."""
+
+    value: float
+    without: list[float]
+
+
+def kept_score(journal: Journal, key: str, measure: Callable[[], Score]) -> Score:
+    """What a journal has of a metric under ``key``; measured, and kept, where it has nothing."""
+    known = journal.done(key, _Score)
+    if known is None:
+        found = measure()
+        journal.finish(key, {"value": found.value, "without": list(found.without)})
+        return found
+    return Score(known.value, tuple(known.without))

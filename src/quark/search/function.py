@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from quark.errors import ConfigError, check_name, unknown, users_code
-from quark.files.journal import Journal
 from quark.files.plain import briefly, code_of, plain
-from quark.files.untrusted import Schema
 from quark.measure.score import Score, mean
 
 
@@ -147,23 +145,6 @@ def score_of(value: Any, metric: str) -> Score:
         return mean([float(one) for one in value])
     except (TypeError, ValueError) as error:
         raise ConfigError(f"--metric returned a list for {metric!r} whose entries are not all numbers") from error
-
-
-class _Score(Schema):
-    """A metric in a journal: as ``Score``."""
-
-    value: float
-    without: list[float]
-
-
-def kept_score(journal: Journal, key: str, measure: Callable[[], Score]) -> Score:
-    """What a journal has of a metric under ``key``; measured, and kept, where it has nothing."""
-    known = journal.done(key, _Score)
-    if known is None:
-        found = measure()
-        journal.finish(key, {"value": found.value, "without": list(found.without)})
-        return found
-    return Score(known.value, tuple(known.without))
 
 
 def checked_reference(value: float) -> float:

@@ -72,7 +72,7 @@ def mix(model: ir.Model, context: JobContext, config: AutoMixprecisionConfig) ->
         raise ConfigError(f"AutoMixprecisionConfig is for static quantization, not for the mode {context.job.mode!r}")
     options, known = context.job.options, context.known
     if config.dual_quant_nodes:
-        options = options.model_copy(update={"EnableDualQuantNodePairs": True})
+        options = options.changed({"EnableDualQuantNodePairs": True})
     job = replace(context.job, options=options)
     _check_output(model, config)
     layers = tuple(None if one is None else _layer(one, job) for one, _ in config.targets())

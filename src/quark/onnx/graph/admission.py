@@ -290,10 +290,11 @@ def refusal_of_proto(proto: onnx.ModelProto, custom: bool) -> str | None:
     for node in _nodes(proto.graph):
         domain = "" if node.domain == "ai.onnx" else node.domain
         key = domain, node.op_type
-        nowhere = not domain and not onnx.defs.has(node.op_type, domain)
-        known = key in defined or (key in registered() and registered()[key] <= version)
+        ours = bool(domain) or onnx.defs.has(node.op_type, version, domain)  # most: ONNX Runtime need not be asked
+        nowhere = not ours and not onnx.defs.has(node.op_type, domain)
+        known = not ours and (key in defined or (key in registered() and registered()[key] <= version))
         # ONNX Runtime has LayerNormalization in ONNX's domain from opset 1 on, and its optimizer writes it there
-        foreign = nowhere or (not domain and known and not onnx.defs.has(node.op_type, version, domain))
+        foreign = nowhere or known
         if nowhere and not known and not custom:
             return f"the operator {node.op_type!r} of the node {node.name!r} is known to neither ONNX nor ONNX Runtime"
         refused = node.op_type in DEPRECATED_AT_ONCE or (node.op_type in FAULTY_DEFAULTS and not node.attribute)

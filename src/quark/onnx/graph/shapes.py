@@ -83,6 +83,11 @@ def prove_shapes(model: ir.Model, add: bool = True) -> int:
     return sum(value.shape != shape for value, shape in stated.items())
 
 
+def are_stated(model: ir.Model) -> bool:
+    """Whether the type and the shape of every tensor that a node makes are stated."""
+    return all(one.type is not None and one.shape is not None for node in _nodes(model) for one in node.outputs)
+
+
 def names_stated(model: ir.Model) -> frozenset[str]:
     """The tensors whose types a model states although a node makes them."""
     return frozenset(str(one.name) for node in _nodes(model) for one in node.outputs if one.type is not None)

@@ -114,5 +114,5 @@ def asked(row: Simulation, job: Job) -> bool:
     if not job.options.SimulateDPU:
         return False
     given = getattr(job.options, row.option)
-    wanted = job.npu or "SimulateDPU" in job.options.model_fields_set
+    wanted = job.npu or "SimulateDPU" in job.options.given
     return (row.by_default and wanted) if given is None else bool(given)

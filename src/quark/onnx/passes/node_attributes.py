@@ -8,22 +8,23 @@ error. Nodes of other domains take integers, floats, text and lists of them as t
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import onnx
 import onnx_ir as ir
-from pydantic import BaseModel, ConfigDict
 
+from quark.dataclass import dataclass
 from quark.errors import ModelError, check_name
 from quark.ir.surgery import opset
 from quark.ir.walk import nodes_within
 from quark.onnx.graph.report import PassReport
 
 
-class Update(BaseModel):
+@dataclass(frozen=True)
+class Update:
     """What changes at one node."""
 
-    model_config = ConfigDict(extra="forbid")
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
     node_name: str
     attributes: dict[str, Any]
 

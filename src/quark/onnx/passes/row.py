@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
-
+from quark.config.typed import Misfit, typed
 from quark.dataclass import dataclass
 from quark.errors import ConfigError, unknown
 from quark.onnx.graph.report import PassReport
@@ -43,11 +42,10 @@ class Parameter:
             ConfigError: it is of another type.
         """
         try:
-            return TypeAdapter(self.kind).validate_python(value)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
+            return typed(value, self.kind)
+        except Misfit as error:
             raise ConfigError(
-                f"the parameter {self.name!r} of the pass {owner!r} cannot be {value!r}: {reason}"
+                f"the parameter {self.name!r} of the pass {owner!r} cannot be {value!r}: {error.reason}"
             ) from None
 
 

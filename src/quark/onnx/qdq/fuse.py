@@ -104,7 +104,7 @@ def _is_fused(producer: ir.Node, value: ir.Value, node: ir.Node, plan: Plan, job
     if job.target == "cpu":
         return _codes_do_the_clipping(node, plan, job.options.FasterForms is not False)
     if node.op_type == "Clip":
-        bounds, asked = clip_bounds(node), _SWITCH["Clip"] in job.options.model_fields_set
+        bounds, asked = clip_bounds(node), _SWITCH["Clip"] in job.options.given
         return bounds in _NPU_CLIPS or (asked and bounds is not None)
     return True
 

@@ -44,8 +44,9 @@ def check_types(asked: Mapping[str, Iterable[str]], present: Iterable[str], libr
     Raises:
         ConfigError: the field, the type and the nearest one that exists.
     """
-    known = runtime_types().union(present)
-    if known.issuperset(op_type for listed in asked.values() for op_type in listed):
+    known = {*present}
+    rare = {one for listed in asked.values() for one in listed if one not in known and not onnx.defs.has(one)}
+    if not rare or rare <= runtime_types():
         return
     known |= existing_types()
     for field, listed in asked.items():

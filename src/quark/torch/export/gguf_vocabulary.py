@@ -18,7 +18,7 @@ from pydantic import Field
 
 from quark.dataclass import dataclass
 from quark.errors import ModelError
-from quark.files.untrusted import OpenSchema, checked
+from quark.files.schema import OpenSchema, checked
 from quark.files.vocabulary import vocabulary_in
 from quark.reading import read_object, reason_of
 from quark.torch.export.gguf_wordpiece import KIND as WORDPIECE

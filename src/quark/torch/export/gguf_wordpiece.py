@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from quark.errors import ModelError
-from quark.files.untrusted import OpenSchema, checked
+from quark.files.schema import OpenSchema, checked
 
 T = TypeVar("T")
 NORMAL, CONTROL, UNUSED = 1, 3, 5

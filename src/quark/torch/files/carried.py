@@ -21,7 +21,7 @@ from torch import nn
 
 from quark.dataclass import dataclass
 from quark.errors import as_a
-from quark.files.untrusted import Schema
+from quark.files.schema import Schema
 from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Encoded
 from quark.numerics.elements import Int

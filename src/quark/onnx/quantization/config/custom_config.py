@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from quark.config.presets import PRESETS, get_preset
-from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig
+from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from quark.onnx.quantization.config.config import QConfig, QuantizationConfig, get_default_config
 from quark.onnx.quantization.config.spec import (
     BFloat16Spec,
@@ -11,48 +14,56 @@ from quark.onnx.quantization.config.spec import (
     Int8Spec,
     Int16Spec,
     QLayerConfig,
+    QTensorConfig,
     XInt8Spec,
 )
 
 _FORCE = {"ForceQuantizeNoInputCheck": True}
 _ALIGN = {**_FORCE, "AlignSlice": False, "AlignConcat": True}
-_XINT8 = QLayerConfig(input_tensors=XInt8Spec(), weight=XInt8Spec())
-_A8W8 = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
-_A16W8 = QLayerConfig(input_tensors=Int16Spec(), weight=Int8Spec())
-
-XINT8_QCONFIG = QConfig(_XINT8, extra_options=_FORCE)
-XINT8_ADAROUND_QCONFIG = QConfig(_XINT8, algo_config=[AdaRoundConfig()], extra_options=_FORCE)
-XINT8_ADAQUANT_QCONFIG = QConfig(_XINT8, algo_config=[AdaQuantConfig()], extra_options=_FORCE)
-A8W8_QCONFIG = QConfig(_A8W8, extra_options=_ALIGN)
-A8W8_ADAROUND_QCONFIG = QConfig(_A8W8, algo_config=[AdaRoundConfig()], extra_options=_ALIGN)
-A8W8_ADAQUANT_QCONFIG = QConfig(_A8W8, algo_config=[AdaQuantConfig()], extra_options=_ALIGN)
-A16W8_QCONFIG = QConfig(_A16W8, extra_options=_ALIGN)
-A16W8_ADAROUND_QCONFIG = QConfig(_A16W8, algo_config=[AdaRoundConfig()], extra_options=_ALIGN)
-A16W8_ADAQUANT_QCONFIG = QConfig(_A16W8, algo_config=[AdaQuantConfig()], extra_options=_ALIGN)
-VINT8_QCONFIG = QConfig(_XINT8, extra_options=dict(get_preset("VINT8").options))
-BF16_QCONFIG = QConfig(QLayerConfig(input_tensors=BFloat16Spec(), weight=BFloat16Spec()), extra_options=_FORCE)
-BFP16_QCONFIG = QConfig(QLayerConfig(input_tensors=BFP16Spec(), weight=BFP16Spec()))
 
 
-def __getattr__(name: str) -> QuantizationConfig:
-    """``XINT8_CONFIG`` and so on: every preset as an older configuration object, a fresh one at each access."""
+def _of(spec: Callable[[], QTensorConfig], options: Mapping[str, Any], *algorithms: AlgoConfig) -> QConfig:
+    layer = QLayerConfig(input_tensors=spec(), weight=(Int8Spec if spec is Int16Spec else spec)())
+    return QConfig(layer, algo_config=[*algorithms], extra_options=dict(options))
+
+
+XINT8_QCONFIG: QConfig
+XINT8_ADAROUND_QCONFIG: QConfig
+XINT8_ADAQUANT_QCONFIG: QConfig
+A8W8_QCONFIG: QConfig
+A8W8_ADAROUND_QCONFIG: QConfig
+A8W8_ADAQUANT_QCONFIG: QConfig
+A16W8_QCONFIG: QConfig
+A16W8_ADAROUND_QCONFIG: QConfig
+A16W8_ADAQUANT_QCONFIG: QConfig
+VINT8_QCONFIG: QConfig
+BF16_QCONFIG: QConfig
+BFP16_QCONFIG: QConfig
+
+#: How each is made, when it is first asked for.
+_MADE: Mapping[str, Callable[[], QConfig]] = {
+    "XINT8_QCONFIG": lambda: _of(XInt8Spec, _FORCE),
+    "XINT8_ADAROUND_QCONFIG": lambda: _of(XInt8Spec, _FORCE, AdaRoundConfig()),
+    "XINT8_ADAQUANT_QCONFIG": lambda: _of(XInt8Spec, _FORCE, AdaQuantConfig()),
+    "A8W8_QCONFIG": lambda: _of(Int8Spec, _ALIGN),
+    "A8W8_ADAROUND_QCONFIG": lambda: _of(Int8Spec, _ALIGN, AdaRoundConfig()),
+    "A8W8_ADAQUANT_QCONFIG": lambda: _of(Int8Spec, _ALIGN, AdaQuantConfig()),
+    "A16W8_QCONFIG": lambda: _of(Int16Spec, _ALIGN),
+    "A16W8_ADAROUND_QCONFIG": lambda: _of(Int16Spec, _ALIGN, AdaRoundConfig()),
+    "A16W8_ADAQUANT_QCONFIG": lambda: _of(Int16Spec, _ALIGN, AdaQuantConfig()),
+    "VINT8_QCONFIG": lambda: _of(XInt8Spec, get_preset("VINT8").options),
+    "BF16_QCONFIG": lambda: _of(BFloat16Spec, _FORCE),
+    "BFP16_QCONFIG": lambda: _of(BFP16Spec, {}),
+}
+
+
+def __getattr__(name: str) -> QConfig | QuantizationConfig:
+    """``XINT8_QCONFIG`` and so on; ``XINT8_CONFIG``: every preset as an older object, a fresh one at each access."""
+    if name in _MADE:
+        return globals().setdefault(name, _MADE[name]())
     if name.endswith("_CONFIG") and name.removesuffix("_CONFIG") in PRESETS:
         return get_default_config(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = [
-    "A8W8_ADAQUANT_QCONFIG",
-    "A8W8_ADAROUND_QCONFIG",
-    "A8W8_QCONFIG",
-    "A16W8_ADAQUANT_QCONFIG",
-    "A16W8_ADAROUND_QCONFIG",
-    "A16W8_QCONFIG",
-    "BF16_QCONFIG",
-    "BFP16_QCONFIG",
-    "VINT8_QCONFIG",
-    "XINT8_ADAQUANT_QCONFIG",
-    "XINT8_ADAROUND_QCONFIG",
-    "XINT8_QCONFIG",
-    "get_default_config",
-]
+__all__ = [*_MADE, "get_default_config"]
