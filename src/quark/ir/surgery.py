@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
 from quark.errors import ModelError
+from quark.ir.in_file import InFile
 from quark.ir.walk import all_nodes, bodies, graphs_of, nodes_within
 
 #: Key of ``ir.Node.meta`` for the layers in whose place a pass has put the node: what rules say of their names holds.
@@ -33,15 +34,30 @@ def is_constant(value: ir.Value | None) -> bool:
 def constant_array(value: ir.Value | None) -> np.ndarray | None:
     """The array of a constant or of a Constant node's tensor, None for anything else.
 
-    Read only: it may be memory-mapped, or shared with the model of the caller.
+    Read only: it may be memory-mapped, or shared with the model of the caller. It may be read from a file each time.
     """
+    tensor = _constant_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def constant_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape of that array; nothing is read for it."""
+    tensor = _constant_tensor(value)
+    return None if tensor is None else tuple(int(size) for size in tensor.shape.numpy())
+
+
+def has_array(value: ir.Value | None) -> bool:
+    """Whether there is such an array; nothing is read for it."""
+    return _constant_tensor(value) is not None
+
+
+def _constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if value is None:
         return None
-    if is_constant(value) and value.const_value is not None:
-        return value.const_value.numpy()
+    if is_constant(value):
+        return value.const_value
     maker = value.producer()
-    tensor = tensor_attribute(maker, "value") if maker is not None and maker.op_type == "Constant" else None
-    return None if tensor is None else tensor.numpy()
+    return tensor_attribute(maker, "value") if maker is not None and maker.op_type == "Constant" else None
 
 
 def input_at(node: ir.Node, position: int) -> ir.Value | None:
@@ -139,7 +155,7 @@ def with_operand(op_type: str, value: ir.Value) -> tuple[ir.Value, ir.Value | No
     if node is None or node.op_type != op_type or len(node.inputs) != 2:
         return value, None
     other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
-    return (value, None) if constant_array(other) is None else (node.outputs[0], other)
+    return (value, None) if not has_array(other) else (node.outputs[0], other)
 
 
 def all_values(model: ir.Model) -> Iterator[ir.Value]:
@@ -261,6 +277,8 @@ def tensor_alias(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
     Tensor objects carry the name that serialization writes, so two initializers (or two models) never share one. A
     tensor of a protobuf, which copies its contents for every reader, is copied once, for the first.
     """
+    if isinstance(tensor, InFile):
+        return tensor.alias(name)
     if isinstance(tensor, ir.ExternalTensor):
         return ir.ExternalTensor(
             tensor.location,

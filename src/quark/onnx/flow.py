@@ -45,6 +45,7 @@ from quark.onnx.forecast import written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.run import keep_heap
 from quark.onnx.integer_lstms import keep_exact
 from quark.onnx.job_files import check_files, named_files
 from quark.onnx.npu.adapt import adapt_and_tell
@@ -106,7 +107,7 @@ class Opened(NamedTuple):
 
 def _open(model_input: Given, job: Job) -> Opened:
     tell_idle(job)
-    source = files.load(model_input)
+    source = files.load(model_input, in_place=True)
     if pool := loses_zeros(source):
         _log.warning(
             "ONNX Runtime leaves out the zeros that a Pad puts before the MaxPool %r, in sessions of the float model; "
@@ -145,6 +146,7 @@ def _settled(model: ir.Model, plan: Plan, job: Job, bodies: Made) -> Plan:
 def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, progress: Progress | None) -> Result:
     """The stages, in order."""
     seconds: dict[str, float] = {}
+    keep_heap()  # weights are read one by one, each into the memory of another
     with bars() if progress is None else _given(progress) as update, Scratch(job.options) as scratch:
         with _timed(seconds, "load"):
             opened = _open(model_input, job)

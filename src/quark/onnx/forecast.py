@@ -68,7 +68,7 @@ def forecast(job: Job, model_input: files.ModelInput) -> OnnxForecast:
         ModelError: the model cannot be read or prepared.
         ConfigError: the configuration does not fit the model.
     """
-    source = files.load(model_input)
+    source = files.load(model_input, in_place=True)
     known = all_known(source) if wants_bodies(source, job.options) else known_nodes(source)
     tensors = known_tensors(source)
     prepared = prepare(source, job, write=False, of=model_input)

@@ -13,7 +13,9 @@ from quark.dataclass import dataclass
 from quark.ir.surgery import (
     add_initializer,
     constant_array,
+    constant_shape,
     float_attribute,
+    has_array,
     input_at,
     int_attribute,
     set_constant,
@@ -43,6 +45,11 @@ class ChannelLayer:
     def depthwise(self) -> bool:
         """Whether channel c of the output depends on channel c of the input alone."""
         return self.made == self.read
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weight."""
+        return constant_shape(input_at(self.node, 1)) or ()
 
     @property
     def weight(self) -> np.ndarray:
@@ -78,21 +85,21 @@ def layer_of(node: ir.Node | None) -> ChannelLayer | None:
     """The layer that a node is; ``None`` for other operators, computed weights, and grouped convolutions."""
     if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in LAYERS:
         return None
-    weight, bias = constant_array(input_at(node, 1)), input_at(node, 2)
-    if weight is None or weight.ndim < 2 or (bias is not None and constant_array(bias) is None):
+    weight, bias = constant_shape(input_at(node, 1)), input_at(node, 2)
+    if weight is None or len(weight) < 2 or (bias is not None and not has_array(bias)):
         return None
     if node.op_type == "Gemm":
         return _gemm(node, weight)
     groups = int_attribute(node, "group", 1)
     if groups == 1:
         return ChannelLayer(node, 1, 0) if node.op_type == "ConvTranspose" else ChannelLayer(node, 0, 1)
-    return ChannelLayer(node, 0, 0) if weight.shape[1] == 1 and weight.shape[0] == groups else None
+    return ChannelLayer(node, 0, 0) if weight[1] == 1 and weight[0] == groups else None
 
 
-def _gemm(node: ir.Node, weight: np.ndarray) -> ChannelLayer | None:
-    transposed, bias = int_attribute(node, "transB", 0), constant_array(input_at(node, 2))
-    channels = weight.shape[0 if transposed else 1]
-    if int_attribute(node, "transA", 0) or (bias is not None and bias.shape[-1:] != (channels,)):
+def _gemm(node: ir.Node, weight: tuple[int, ...]) -> ChannelLayer | None:
+    transposed, bias = int_attribute(node, "transB", 0), constant_shape(input_at(node, 2))
+    channels = weight[0 if transposed else 1]
+    if int_attribute(node, "transA", 0) or (bias is not None and bias[-1:] != (channels,)):
         return None
     if float_attribute(node, "alpha", 1.0) != 1.0 or float_attribute(node, "beta", 1.0) != 1.0:
         return None

@@ -98,7 +98,7 @@ def _is_plain(node: ir.Node) -> bool:
 
 
 def _fits(head: ChannelLayer, tail: ChannelLayer) -> bool:
-    return head.weight.shape[head.made] == tail.weight.shape[tail.read]
+    return head.shape[head.made] == tail.shape[tail.read]
 
 
 def _next_layer(node: ir.Node) -> ir.Node | None:

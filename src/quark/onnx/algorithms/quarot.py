@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from quark.algorithms.hadamard import Rotation, block_size, rotation
 from quark.errors import ConfigError, unknown
-from quark.ir.surgery import Names, constant_array, input_at, name_of
+from quark.ir.surgery import Names, constant_array, has_array, input_at, name_of
 from quark.onnx.algorithms.channels import write_operand
 from quark.onnx.algorithms.context import JobContext
 from quark.onnx.algorithms.linear import Linear, by_input, linear_of
@@ -168,7 +168,7 @@ def _turn_output(node: ir.Node, turn: Rotation) -> None:
 
 def _fold_norm(node: ir.Node, readers: list[Linear]) -> None:
     """Multiply a norm's weight into the layers that read it; the norm keeps ones."""
-    positions = [k for k, value in enumerate(node.inputs) if constant_array(value) is not None]
+    positions = [k for k, value in enumerate(node.inputs) if has_array(value)]
     if node.op_type not in ("Mul", "RMSNormalization") or not positions:
         raise ConfigError(
             f"r_config_path: norm_node {node.name!r} is a {node.op_type}; it takes the Mul with the norm's weight, or "

@@ -1,8 +1,9 @@
 """Read, write and hand out ONNX models: the only place where raw protobuf is parsed or written.
 
 Reading copies every weight once, out of the file or the protobuf, so that a pass that replaces a weight frees the old
-one (a protobuf frees nothing before all of it goes). External data stays memory-mapped. Writing goes to a temporary
-folder beside the destination, is checked with ``onnx.checker`` there, and is moved into place last.
+one (a protobuf frees nothing before all of it goes), or leaves it in the file. External data stays memory-mapped.
+Writing goes to a temporary folder beside the destination, is checked with ``onnx.checker`` there, and is moved into
+place last.
 
 Not handled: sparse initializers (an error says so).
 """
@@ -72,7 +73,7 @@ def load(model: ModelInput, in_place: bool = False) -> ir.Model:
     Args:
         model: Path of an ``.onnx`` file (weights inside it or in external data beside it), a protobuf, or a model that
             is already in this form.
-        in_place: leave large weights where they are in the file, as external data are left: for who only runs it.
+        in_place: leave large weights where they are in the file; each is read when it is asked for, and never kept.
 
     Raises:
         ModelNotFoundError: There is no such file.
@@ -101,7 +102,7 @@ def load_ahead(path: Path) -> ir.Model:
     Nobody may keep it: what takes it over edits it, and frees weights that it replaces. One model waits at a time.
     """
     _AHEAD.clear()
-    before, model = _state(path), load(path)
+    before, model = _state(path), load(path, in_place=True)
     if before is not None and before == _state(path):
         _AHEAD[before] = model
     return model

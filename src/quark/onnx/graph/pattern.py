@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import permutations
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
 
-from quark.ir.surgery import constant_array
+from quark.ir.surgery import constant_array, constant_shape, has_array
 
 Bound = Mapping[str, ir.Value]
 Pattern = Callable[[ir.Value, Bound], Iterator[Bound]]
@@ -46,7 +47,7 @@ def constant(name: str) -> Pattern:
     """Any constant, bound to a name."""
 
     def run(value: ir.Value, bound: Bound) -> Iterator[Bound]:
-        if bound.get(name, value) is value and constant_array(value) is not None:
+        if bound.get(name, value) is value and has_array(value):
             yield {**bound, name: value}
 
     return run
@@ -56,12 +57,8 @@ def number(expected: float, tolerance: float = 1e-4) -> Pattern:
     """A constant with one element of this value, up to a relative error."""
 
     def run(value: ir.Value, bound: Bound) -> Iterator[Bound]:
-        array = constant_array(value)
-        if (
-            array is not None
-            and array.size == 1
-            and abs(float(array.reshape(())) - expected) <= tolerance * abs(expected)
-        ):
+        found = scalar(value)
+        if found is not None and abs(found - expected) <= tolerance * abs(expected):
             yield bound
 
     return run
@@ -111,5 +108,5 @@ def either(*patterns: Pattern) -> Pattern:
 
 def scalar(value: ir.Value) -> float | None:
     """The number that a constant of one element holds, None for anything else."""
-    array = constant_array(value)
-    return None if array is None or array.size != 1 else float(np.asarray(array, np.float64).reshape(()))
+    array = constant_array(value) if prod(constant_shape(value) or (1,)) == 1 else None
+    return None if array is None else float(np.asarray(array, np.float64).reshape(()))

@@ -204,7 +204,7 @@ def _parts(light: Light, cut: Sequence[tuple[int, int]]) -> Iterator[Light]:
                 part.value_info.append(values[name])
         before.update(made)
         held = {name: light.weights[name] for name in reads[index] if name in light.weights}
-        yield Light(_framed(light.proto, part), held, light.folder)
+        yield Light(_framed(light.proto, part), held, light.folder, light.files)
 
 
 def _framed(model: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:

@@ -6,7 +6,17 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.ir.surgery import Names, add_initializer, bypass, constant_array, drop_if_unused, input_at, prune, set_input
+from quark.ir.surgery import (
+    Names,
+    add_initializer,
+    bypass,
+    constant_array,
+    drop_if_unused,
+    has_array,
+    input_at,
+    prune,
+    set_input,
+)
 from quark.ir.walk import all_nodes, graphs_of, nodes_within
 
 QUANTIZE = frozenset(["QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear"])
@@ -71,7 +81,7 @@ def stages(model: ir.Model, constant: bool = False) -> list[QuantizedActivation]
 
 def stage_of(node: ir.Node, constant: bool = False) -> QuantizedActivation | None:
     """The stage that begins with a node, None where there is none."""
-    if not node.inputs or node.inputs[0] is None or (constant_array(node.inputs[0]) is not None) != constant:
+    if not node.inputs or node.inputs[0] is None or has_array(node.inputs[0]) != constant:
         return None
     if node.op_type in FUSED:
         return QuantizedActivation(node, (node,))
@@ -98,7 +108,7 @@ def stored(model: ir.Model) -> list[ir.Node]:
     return [
         node
         for node in all_nodes_in_graphs(model)
-        if node.op_type in kinds and all(value is None or constant_array(value) is not None for value in node.inputs)
+        if node.op_type in kinds and all(value is None or has_array(value) for value in node.inputs)
     ]
 
 

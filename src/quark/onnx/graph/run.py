@@ -179,9 +179,11 @@ class Runner:
             return []
         try:
             found = run_in_time(self._session, self._asked or None, feed, self._loop)
-            return [as_array(value) for value in found[: len(self._asked)]]
+            made = [as_array(value) for value in found[: len(self._asked)]]
         except RUNTIME_ERRORS as error:
             raise unfit(feed, error) from error
+        self._light.check()
+        return made
 
 
 def unfit(feed: Feed, error: Exception) -> DataError:

@@ -30,6 +30,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _state
 from quark.config.options import Options
 from quark.dataclass import dataclass
 from quark.errors import ModelError
+from quark.ir.in_file import InFile, Weights
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load, readable_ir_version
 from quark.onnx.graph.weightless import data_folder, external_proto, file_proto
@@ -120,18 +121,27 @@ class Light:
         proto: the graph; large weights are names of data that is not there.
         weights: those weights, which share the memory of the model.
         folder: where external data lies that stays in its files.
+        files: model files that large weights have stayed in.
     """
 
     proto: onnx.ModelProto
     weights: dict[str, ir.TensorProtocol]
     folder: Path | None
+    files: frozenset[Weights] = frozenset()
 
     @classmethod
     def of(cls, model: ir.Model) -> Light:
         """The form of a model, which comes back unchanged."""
         folder = data_folder(model)
         proto, weights = external_proto(model) if folder is None else file_proto(model, folder)
-        return cls(proto, weights, folder)
+        tensors = (value.const_value for value in model.graph.initializers.values())
+        files = frozenset(tensor.weights for tensor in tensors if isinstance(tensor, InFile))
+        return cls(proto, weights, folder, files)
+
+    def check(self) -> None:
+        """Raise ``ModelError`` where a model file that weights are in has changed."""
+        for file in self.files:
+            file.check()
 
     @classmethod
     def of_file(cls, path: Path) -> Light:
@@ -157,7 +167,9 @@ def open_light(
     try:
         session = onnxruntime.InferenceSession(_serialized(light.proto), options, providers=list(providers))
     except RUNTIME_ERRORS as error:
+        light.check()
         raise ModelError(f"ONNX Runtime does not accept the model: {error}") from error
+    light.check()
     _keep_alive(session, values)
     return session
 

@@ -30,6 +30,7 @@ import onnx_ir as ir
 from google.protobuf.message import EncodeError
 
 from quark.errors import ModelError
+from quark.ir.in_file import InFile
 from quark.ir.surgery import shape_of
 from quark.onnx.graph.budget import NODES
 
@@ -71,25 +72,43 @@ class Weights:
     def __init__(self, path: Path, state: os.stat_result) -> None:
         self.token, self._path, self._state = uuid.uuid4().hex, path, _identity(state)
 
-    def read(self, tensor: ir.ExternalTensor, name: str) -> ir.Tensor:
-        """One of them, in memory.
+    def array(self, tensor: ir.ExternalTensor) -> np.ndarray:
+        """The values of one of them, in memory of their own.
 
         Raises:
             ModelError: the file is another one by now, or has changed.
         """
-        shape = shape_of(tensor)
-        array = np.empty(shape.numpy(), tensor.dtype.numpy())
-        with self._path.open("rb", buffering=0) as file:
-            file.seek(tensor.offset or 0)
-            found = file.readinto(array.reshape(-1).view(np.uint8).data)
-            if found != array.nbytes or _identity(os.fstat(file.fileno())) != self._state:
-                raise ModelError(f"the model file {str(self._path)!r} was changed while it was read: start again")
-        return ir.Tensor(array, dtype=tensor.dtype, shape=shape, name=name)
+        array = np.empty(tensor.shape.numpy(), tensor.dtype.numpy())
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                file.seek(tensor.offset or 0)
+                found = file.readinto(array.reshape(-1).view(np.uint8).data)
+                same = found == array.nbytes and _identity(os.fstat(file.fileno())) == self._state
+        except OSError as error:
+            raise self._changed() from error
+        if not same:
+            raise self._changed()
+        return array
 
-    def place(self, tensor: ir.ExternalTensor, name: str) -> ir.ExternalTensor:
-        """The same, left in the file: external data of the model itself, for who only runs it."""
-        file, shape = self._path.resolve(), shape_of(tensor)
-        return ir.ExternalTensor(file, tensor.offset, tensor.length, tensor.dtype, shape=shape, name=name)
+    def check(self) -> None:
+        """Raise ``ModelError`` where the file is another one by now, or has changed."""
+        try:
+            same = _identity(self._path.stat()) == self._state
+        except OSError as error:
+            raise self._changed() from error
+        if not same:
+            raise self._changed()
+
+    def _changed(self) -> ModelError:
+        return ModelError(f"the model file {str(self._path)!r} was changed while it was read: start again")
+
+    def read(self, tensor: ir.ExternalTensor, name: str) -> ir.Tensor:
+        """One of them, in memory; errors of ``array``."""
+        return ir.Tensor(self.array(tensor), dtype=tensor.dtype, shape=shape_of(tensor), name=name)
+
+    def place(self, tensor: ir.ExternalTensor, name: str) -> InFile:
+        """The same, left in the file."""
+        return InFile(self, self._path.resolve(), tensor, name)
 
 
 def read(path: Path) -> tuple[onnx.ModelProto, Weights | None]:

@@ -28,6 +28,7 @@ from quark.ir.surgery import (
     constant_array,
     drop_if_unused,
     float_attribute,
+    has_array,
     input_at,
     ints_attribute,
     set_input,
@@ -120,7 +121,7 @@ def of_mean(node: ir.Node) -> float | str:
 def reduced(node: ir.Node) -> int | None:
     """How many values one result is the mean of; ``None`` where that is not known."""
     source, second = node.inputs[0], input_at(node, 1)
-    if source is None or source.shape is None or (second is not None and constant_array(second) is None):
+    if source is None or source.shape is None or (second is not None and not has_array(second)):
         return None
     sizes = [source.shape[axis] for axis in axes_of(node) or range(len(source.shape))]
     known = [size for size in sizes if isinstance(size, int)]
@@ -156,7 +157,7 @@ def number_of(value: ir.Value | None) -> type[np.floating]:
 def bounds_of(node: ir.Node) -> list[ir.Value | None] | str:
     """The bounds of a Clip."""
     given = [input_at(node, 1), input_at(node, 2)]
-    computed = any(value is not None and constant_array(value) is None for value in given)
+    computed = any(value is not None and not has_array(value) for value in given)
     return "its bounds are not constant" if computed else given
 
 

@@ -19,6 +19,7 @@ from quark.ir.surgery import (
     add_initializer,
     constant_array,
     float_attribute,
+    has_array,
     nodes_of,
     not_single,
     substitute,
@@ -54,7 +55,7 @@ def why_not(node: ir.Node) -> str | None:
     source = node.inputs[0]
     if in_training(node):
         return "it is in training form"
-    if any(constant_array(value) is None for value in node.inputs[1:5]):
+    if any(not has_array(value) for value in node.inputs[1:5]):
         return "its parameters are not constants"
     if source is None or source.shape is None or len(source.shape) < 3:
         return "its input has fewer than three axes, or an unknown number"

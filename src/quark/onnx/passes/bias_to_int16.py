@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from quark.ir.surgery import constant_array, input_at, nodes_of
+from quark.ir.surgery import has_array, input_at, nodes_of
 from quark.onnx.graph.quantized import code_type, dequantizer
 from quark.onnx.graph.report import PassReport
 from quark.onnx.passes import opset_version
@@ -31,7 +31,7 @@ def run(model: ir.Model) -> PassReport:
     rows, fired, refused = QuantizedRows(model), 0, []
     for node in biases:
         row = rows.of(node)
-        if row is None or constant_array(node.inputs[0]) is None:
+        if row is None or not has_array(node.inputs[0]):
             refused.append(f"{node.name!r} stays: its parameters are computed")
             continue
         scale, values = np.asarray(row.scale), np.abs(rows.codes(row).astype(np.float64) - np.asarray(row.zero_point))

@@ -23,6 +23,7 @@ from quark.ir.surgery import (
     add_initializer,
     attribute,
     constant_array,
+    constant_shape,
     input_at,
     int_attribute,
     ints_attribute,
@@ -47,10 +48,10 @@ def run(model: ir.Model) -> PassReport:
 
 def _not_plain(node: ir.Node) -> str | None:
     """The reason why a ConvTranspose is no convolution."""
-    weight = constant_array(input_at(node, 1))
-    if weight is None or weight.ndim < 3:
+    weight = constant_shape(input_at(node, 1))
+    if weight is None or len(weight) < 3:
         return "its weight is computed"
-    kernel = weight.shape[2:]
+    kernel = weight[2:]
     if any(one != 1 for one in ints_attribute(node, "strides") or ()):
         return "its stride is above 1"
     if attribute(node, "auto_pad", "NOTSET") != "NOTSET" or node.attributes.get("output_shape") is not None:
@@ -99,9 +100,9 @@ class _Unfolding:
 
 def _unfolding(node: ir.Node) -> _Unfolding | None:
     """What a Conv reads unfolded."""
-    weight, value = constant_array(input_at(node, 1)), node.inputs[0]
+    weight, value = constant_shape(input_at(node, 1)), node.inputs[0]
     ones = [*(ints_attribute(node, "strides") or ()), int_attribute(node, "group", 1)]
-    if weight is None or weight.shape[2:] != (1, 1) or set(ones) != {1} or any(ints_attribute(node, "pads") or ()):
+    if weight is None or weight[2:] != (1, 1) or set(ones) != {1} or any(ints_attribute(node, "pads") or ()):
         return None
     whole = None if value is None else value.shape
     wanted: list[tuple[str, dict[str, object]]] = [
@@ -121,7 +122,7 @@ def _unfolding(node: ir.Node) -> _Unfolding | None:
                 return None
             steps.insert(0, found)
         value = maker.inputs[0]
-    return None if value is None or whole is None else _placed(value, steps, whole, weight.shape[1])
+    return None if value is None or whole is None else _placed(value, steps, whole, weight[1])
 
 
 def _plain(node: ir.Node, name: str) -> object:

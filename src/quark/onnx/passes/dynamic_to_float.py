@@ -17,6 +17,7 @@ from quark.ir.surgery import (
     add_initializer,
     bypass,
     constant_array,
+    has_array,
     input_at,
     int_attribute,
     nodes_of,
@@ -60,7 +61,7 @@ def left(model: ir.Model) -> list[ir.Node]:
 def _lstms(model: ir.Model) -> list[ir.Node]:
     nodes = [node for node in nodes_within(model.graph) if node.op_type == "DynamicQuantizeLSTM"]
     parts = [position + k for position in _SCALES.values() for k in (0, 1)]
-    return [one for one in nodes if all(constant_array(input_at(one, k)) is not None for k in (*_SCALES, *parts))]
+    return [one for one in nodes if all(has_array(input_at(one, k)) for k in (*_SCALES, *parts))]
 
 
 def _convertible(model: ir.Model) -> tuple[list[ir.Node], set[ir.Node]]:
@@ -83,7 +84,7 @@ def _known(node: ir.Node, slot: int, sources: set[ir.Node]) -> bool:
     value, point = input_at(node, slot), input_at(node, slot + 2)
     if value is not None and value.producer() in sources:
         return point is not None and point.producer() is value.producer()
-    return constant_array(value) is not None and (point is None or constant_array(point) is not None)
+    return has_array(value) and (point is None or has_array(point))
 
 
 def _is_cast(node: ir.Node) -> bool:

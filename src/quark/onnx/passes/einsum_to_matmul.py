@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.ir.surgery import Names, constant_array
+from quark.ir.surgery import Names, constant_array, has_array
 from quark.ir.walk import nodes_within
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.rewriting import NodeWriter, rewrite_each
@@ -75,7 +75,7 @@ def _look(node: ir.Node) -> _Product | str:
         return "it multiplies no floats"
     if any(not one.isalpha() or len(set(one)) != len(one) for one in operands):
         return "its equation has an ellipsis, a number, or an index twice in one operand"
-    if constant_array(left) is not None and constant_array(right) is None:
+    if has_array(left) and not has_array(right):
         left, right, operands = right, left, operands[::-1]
     sizes = _sizes((left, right), operands)
     return sizes if isinstance(sizes, str) else _product(left, right, (operands[0], operands[1]), result, sizes)

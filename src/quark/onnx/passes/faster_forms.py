@@ -31,6 +31,7 @@ from quark.ir.surgery import (
     add_initializer,
     attribute,
     constant_array,
+    constant_shape,
     input_at,
     int_attribute,
     ints_attribute,
@@ -189,8 +190,8 @@ def _reshaped(value: ir.Value, shape: list[int], node: ir.Node, names: Names) ->
 def _focus(node: ir.Node) -> tuple[ir.Value, int, list[Offset]] | None:
     """The image, the size of its blocks and where each branch begins, where a Conv reads nothing but its blocks."""
     blocks = node.inputs[0]
-    weight = constant_array(input_at(node, 1))
-    if blocks is None or weight is None or weight.ndim != 4 or sole_consumer(blocks) is not node:
+    weight = constant_shape(input_at(node, 1))
+    if blocks is None or weight is None or len(weight) != 4 or sole_consumer(blocks) is not node:
         return None
     plain = attribute(node, "auto_pad", "NOTSET") == "NOTSET" and int_attribute(node, "group", 1) == 1
     if not plain or set(_ints(node, "dilations", [1, 1])) != {1}:
@@ -200,7 +201,7 @@ def _focus(node: ir.Node) -> tuple[ir.Value, int, list[Offset]] | None:
     shape = None if found is None else static_shape(found[0])
     if found is None or shape is None or len(shape) != 4 or any(size % found[1] for size in shape[2:]):
         return None
-    return found if weight.shape[1] == shape[1] * found[1] ** 2 else None
+    return found if weight[1] == shape[1] * found[1] ** 2 else None
 
 
 def _space_to_depth(node: ir.Node) -> tuple[ir.Value, int, list[Offset]] | None:

@@ -28,8 +28,10 @@ from quark.ir.surgery import (
     Names,
     add_initializer,
     constant_array,
+    constant_shape,
     drop_if_unused,
     float_attribute,
+    has_array,
     input_at,
     int_attribute,
     label,
@@ -136,7 +138,7 @@ def _written_out(norm: ir.Node) -> FoldableNorm | None:
         if array is None or node is None or target_reason(value, norm) is not None:
             continue
         weight = cast(ir.Value, node.inputs[1])
-        channels, rank = _channels(node, np.shape(np.asarray(constant_array(weight))))
+        channels, rank = _channels(node, constant_shape(weight) or ())
         row = array.shape[1 - rank :][:1] if array.ndim >= rank - 1 else ()  # along axis 1, which has the channels
         if array.ndim > rank or array.size not in (1, *(row if row == (channels,) else ())):
             continue
@@ -189,7 +191,7 @@ def target_reason(data: ir.Value | None, reader: ir.Node) -> str | None:
     if sole_consumer(data) is not reader or node.graph is not reader.graph:
         return f"the result of {label(node)} is read by others too"
     weight, bias = input_at(node, 1), input_at(node, 2)
-    if weight is None or constant_array(weight) is None or (bias is not None and constant_array(bias) is None):
+    if weight is None or not has_array(weight) or (bias is not None and not has_array(bias)):
         return f"the weight or bias of {label(node)} is not a constant"
     return None
 

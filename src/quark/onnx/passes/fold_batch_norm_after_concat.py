@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from quark.ir.surgery import (
     Names,
-    constant_array,
+    constant_shape,
     drop_if_unused,
     ends_body,
     int_attribute,
@@ -73,12 +73,12 @@ def why_not(norm: ir.Node, concat: ir.Node) -> tuple[np.ndarray, np.ndarray] | s
 def _channels(value: ir.Value | None) -> int:
     """Output channels of a Conv, ConvTranspose or Gemm, from its weight."""
     node = value.producer() if value is not None else None
-    weight = None if node is None else constant_array(node.inputs[1])
+    weight = None if node is None else constant_shape(node.inputs[1])
     if node is None or weight is None:
         return 0
     if node.op_type == "ConvTranspose":
-        return int(weight.shape[1]) * int_attribute(node, "group", 1)
-    return int(weight.shape[1] if node.op_type == "Gemm" and not int_attribute(node, "transB", 0) else weight.shape[0])
+        return weight[1] * int_attribute(node, "group", 1)
+    return weight[1] if node.op_type == "Gemm" and not int_attribute(node, "transB", 0) else weight[0]
 
 
 def _fold(norm: ir.Node, concat: ir.Node, s: np.ndarray, shift: np.ndarray, graph: ir.Graph, names: Names) -> None:

@@ -21,6 +21,7 @@ from quark.ir.surgery import (
     Names,
     add_initializer,
     constant_array,
+    has_array,
     input_at,
     label,
     nodes_of,
@@ -69,7 +70,7 @@ def _scaled(node: ir.Node) -> tuple[ir.Value | None, float | None]:
         number = None if other is None else scalar(other)
         if source is None or other is None or not number or not np.isfinite(number):
             continue
-        if constant_array(source) is None and len(other.shape or ()) <= 1:  # more axes would add some to the result
+        if not has_array(source) and len(other.shape or ()) <= 1:  # more axes would add some to the result
             return source, number if node.op_type == "Mul" else 1 / number
     return None, None
 
@@ -82,12 +83,12 @@ def _walk(value: ir.Value, reader: ir.Node, way: Rescaling) -> str | None:
             return "it does not lead back to weights"
         if sole_consumer(value) is not reader:
             return f"the result of {label(node)} is read by others too"
-        if node.op_type == "MatMul" and constant_array(input_at(node, 1)) is not None:
+        if node.op_type == "MatMul" and has_array(input_at(node, 1)):
             way.constants.append((node, 1))
             return None
         reader = node
         if node.op_type == "Add":
-            position = next((k for k in (0, 1) if constant_array(node.inputs[k]) is not None), None)
+            position = next((k for k in (0, 1) if has_array(node.inputs[k])), None)
             if position is None:
                 return f"{label(node)} adds two activations"
             way.constants.append((node, position))

@@ -21,6 +21,7 @@ from quark.ir.surgery import (
     Names,
     add_initializer,
     constant_array,
+    has_array,
     int_attribute,
     nodes_of,
     sole_consumer,
@@ -81,7 +82,7 @@ def _factors(node: ir.Node, data: ir.Value) -> np.ndarray | None:
 
 def _constant(node: ir.Node) -> int | None:
     """Which of the two operands is a constant; the second one of Div and Sub."""
-    at = next((k for k, value in enumerate(node.inputs) if constant_array(value) is not None), None)
+    at = next((k for k, value in enumerate(node.inputs) if has_array(value)), None)
     return at if at or node.op_type in ("Mul", "Add") else None
 
 
@@ -136,7 +137,7 @@ def _copies(
 ) -> list[ir.Node]:
     """A copy of ``reader`` for every part, with its part of the constants."""
     given = {k: value for k, value in enumerate(reader.inputs) if value is not None}
-    constants = {k: value for k, value in given.items() if constant_array(value) is not None}
+    constants = {k: value for k, value in given.items() if has_array(value)}
     pieces = {k: _pieces(concat, reader, value) for k, value in constants.items()}
     made = []
     for number, part in enumerate(parts):

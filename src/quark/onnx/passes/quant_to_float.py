@@ -15,7 +15,7 @@ import onnx_ir as ir
 from quark.ir.surgery import (
     Names,
     add_initializer,
-    constant_array,
+    has_array,
     input_name,
     nodes_of,
     prune,
@@ -64,12 +64,12 @@ def _casts(model: ir.Model) -> list[ir.Node]:
     products = []
     for cast in casts:
         readers = [use.node for use in cast.outputs[0].uses()]
-        products += [one for one in readers if one.op_type == "Mul" and constant_array(one.inputs[1]) is not None]
+        products += [one for one in readers if one.op_type == "Mul" and has_array(one.inputs[1])]
     return [*casts, *products]
 
 
 def _narrow(value: ir.Value | None) -> bool:
-    if value is None or value.dtype is None or constant_array(value) is None:
+    if value is None or value.dtype is None or not has_array(value):
         return False
     return value.dtype.is_floating_point() and value.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 

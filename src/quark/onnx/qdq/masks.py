@@ -8,11 +8,12 @@ not what comes later: one that is added to the scores of a Softmax is a mask, wh
 from __future__ import annotations
 
 from collections.abc import Container
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
 
-from quark.ir.surgery import constant_array, input_at, is_constant, tensor_attribute
+from quark.ir.surgery import constant_array, constant_shape, input_at, is_constant, tensor_attribute
 from quark.numerics.masks import is_mask
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import MOVES_VALUES
@@ -145,5 +146,6 @@ def _constant_behind(value: ir.Value | None) -> np.ndarray:
     if producer is not None and producer.op_type == "ConstantOfShape":
         filler = tensor_attribute(producer, "value")
         return filler.numpy() if is_float(value) and filler is not None else _NOTHING
-    numbers = constant_array(value)
-    return numbers if numbers is not None and is_float(value) and numbers.size <= _SIZE_LIMIT else _NOTHING
+    shape = constant_shape(value)
+    numbers = constant_array(value) if shape is not None and prod(shape) <= _SIZE_LIMIT and is_float(value) else None
+    return _NOTHING if numbers is None else numbers

@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
-from quark.ir.surgery import constant_array, float_attribute, int_attribute, is_constant
+from quark.ir.surgery import constant_array, constant_shape, float_attribute, int_attribute, is_constant
 from quark.onnx.graph.shapes import static_shape
 from quark.onnx.qdq.decoding import is_layer, tail
 from quark.onnx.qdq.op_rules import MOVES_VALUES
@@ -206,13 +206,11 @@ def _change(node: ir.Node, value: ir.Value) -> _Change | None:
 
 def _per_channel(value: ir.Value | None) -> np.ndarray | None:
     """A constant number, or numbers along one axis."""
+    shape = constant_shape(value)
+    if shape is None or prod(shape) > _SIZE_LIMIT or max(shape, default=1) != prod(shape):
+        return None
     array = constant_array(value)
-    if (
-        array is None
-        or array.dtype.kind != "f"
-        or array.size > _SIZE_LIMIT
-        or max(array.shape, default=1) != array.size
-    ):
+    if array is None or array.dtype.kind != "f":
         return None
     behind = array.ndim - int(np.argmax(array.shape)) if array.size > 1 else 0  # of the axis
     return array.astype(np.float64).reshape([-1, *[1] * (behind - 1)] if behind else array.shape)
