@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
+import onnx
 import pytest
 from tests.onnx_flow.judged import configuration, judged
 from tests.onnx_flow.odd_graphs import ODD
 from tests.onnx_flow.test_free_sizes import false_statements
 
+from quark.errors import ModelError
 from quark.onnx import ModelQuantizer
+from quark.onnx.graph import wire
 
 INTEGERS = ("int8", "wide")
 PRESETS = (
@@ -54,6 +60,28 @@ def test_a_mask_that_is_moved_stays_float(name: str) -> None:
 @pytest.mark.parametrize("name", ODD)
 def test_every_preset(name: str, preset: str) -> None:
     check(name, preset)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_where_the_weights_lie_changes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory, left in the model file, in external data: one result, to the byte, or one refusal."""
+    monkeypatch.setattr(wire, "LARGE_FILE", 0)
+    monkeypatch.setattr(wire, "LARGE", 16)
+    proto, feeds = ODD[name]()
+    outside = copy.deepcopy(proto)
+    onnx.save(proto, tmp_path / "inside.onnx")
+    onnx.save(outside, tmp_path / "outside.onnx", save_as_external_data=True, location="data", size_threshold=0)
+
+    def outcome(source: onnx.ModelProto | Path) -> bytes | str:
+        try:
+            ModelQuantizer(configuration("A8W8")).quantize_model(source, tmp_path / "q.onnx", iter(feeds))
+        except ModelError as error:
+            return str(error)
+        return (tmp_path / "q.onnx").read_bytes()
+
+    expected = outcome(proto)
+    assert outcome(tmp_path / "inside.onnx") == expected
+    assert outcome(tmp_path / "outside.onnx") == expected
 
 
 @pytest.mark.parametrize("name", ["shared_convolution", "optional_inputs", "opset 13", "opset 21"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +99,26 @@ def test_the_predicted_size_is_near_the_written_one(tmp_path: Path, name: str, p
     off = 0.15 if preset == "MATMUL_NBITS" else 0.03
     assert predicted.bytes == pytest.approx((tmp_path / "q.onnx").stat().st_size, rel=off)
     assert predicted.peak_bytes > 0 and predicted.seconds_per_sample is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["A8W8_CPU", "XINT8", "BF16"])
+def test_the_predicted_peak_is_near_the_reached_one(tmp_path: Path, preset: str) -> None:
+    """Each in a process of its own, with all that the interpreter and libraries take."""
+    text = "g (float[1,512,8,8] x) => (float[1,512,8,8] y) { a = Conv <pads = [1,1,1,1]> (x, w0) b = Relu (a)" + (
+        "c = Conv <pads = [1,1,1,1]> (b, w1) d = Relu (c) y = Conv <pads = [1,1,1,1]> (d, w2) }"
+    )
+    weights = {f"w{number}": models.normal(512, 512, 3, 3) * np.float32(0.02) for number in range(3)}
+    onnx.save(models.model(text, weights), tmp_path / "m.onnx")
+    job = [str(tmp_path / "m.onnx"), "-p", preset]
+
+    def said(*words: str) -> str:
+        command = [sys.executable, "-m", "quark", "onnx", *words]
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout
+
+    predicted = json.loads(said("plan", *job, "--json"))["peak_bytes"] / 1e6
+    reached = said("quantize", *job, "--random", "-o", str(tmp_path / "q.onnx"), "--no-check")
+    assert predicted == pytest.approx(float(re.findall(r"memory at the peak +(\d+) MB", reached)[0]), rel=0.25)
 
 
 @pytest.mark.parametrize(

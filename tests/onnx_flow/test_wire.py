@@ -3,6 +3,9 @@ what the serializer writes."""
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,13 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.onnx_flow import models
 
 from quark.errors import ModelError
+from quark.ir.in_file import InFile
+from quark.ir.surgery import tensor_alias
+from quark.onnx import ModelQuantizer, QConfig
 from quark.onnx.graph import wire
 from quark.onnx.graph.model import data_files, load, save, to_proto
 from quark.onnx.graph.run import Runner
+from quark.onnx.graph.session import open_session
 
 BROKEN = (DecodeError, ValueError, ModelError)
 
@@ -110,6 +117,100 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     stated = next(one for one in light.graph.initializer if one.data_location == TensorProto.EXTERNAL)
     with pytest.raises(ModelError, match="changed while it was read"):
         weights.read(ir.serde.deserialize_tensor(stated), "w")
+
+
+def file_of_a_model(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnx"
+    onnx.save(models.cnn(), path)
+    return path
+
+
+def test_a_weight_that_stays_in_the_file_is_read_anew_and_aligned(tmp_path: Path) -> None:
+    path = file_of_a_model(tmp_path)
+    whole, left = load(path), load(path, in_place=True)
+    kept = [value for value in left.graph.initializers.values() if isinstance(value.const_value, InFile)]
+    assert len(kept) > 1
+    for value in kept:
+        tensor, expected = value.const_value, whole.graph.initializers[str(value.name)].const_value
+        first, second = tensor.numpy(), tensor.numpy()
+        assert first.tobytes() == expected.tobytes() == tensor.tobytes() and first.dtype == expected.numpy().dtype
+        assert first.flags.aligned and first.base is None and not first.flags.writeable
+        assert not np.shares_memory(first, second)
+        with (tmp_path / "out").open("w+b") as file:
+            tensor.tofile(file)
+            assert file.seek(0) == 0 and file.read() == expected.tobytes()
+        other = tensor_alias(tensor, "other")
+        assert isinstance(other, InFile) and other.name == "other" and other.tobytes() == expected.tobytes()
+
+
+def first_kept(model: ir.Model) -> ir.TensorProtocol:
+    tensors = (one.const_value for one in model.graph.initializers.values())
+    return next(one for one in tensors if isinstance(one, InFile))
+
+
+def rewrite(path: Path) -> None:
+    """The same length, other weights, as if somebody had trained on."""
+    before = path.stat().st_mtime_ns
+    path.write_bytes(path.read_bytes().replace(b"\x3d", b"\x3e"))
+    os.utime(path, ns=(before + 1, before + 1))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a file that is mapped cannot be replaced there")
+@pytest.mark.parametrize("change", [rewrite, Path.unlink])
+@pytest.mark.parametrize("what", ["values", "session", "inference"])
+def test_a_file_that_changes_later_is_refused_as_well(
+    tmp_path: Path, what: str, change: Callable[[Path], None]
+) -> None:
+    path = file_of_a_model(tmp_path)
+    model, feed = load(path, in_place=True), models.feeds(models.cnn())
+    runner = Runner(model, [str(model.graph.outputs[0].name)])
+    runner.run(feed)
+    change(path)
+    with pytest.raises(ModelError, match="changed while it was read"):
+        if what == "values":
+            next(
+                one for one in model.graph.initializers.values() if isinstance(one.const_value, InFile)
+            ).const_value.numpy()
+        elif what == "session":
+            open_session(model)
+        else:
+            runner.run(feed)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a file that is mapped cannot be replaced there")
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "U16S8_AAWS"])
+def test_a_job_of_a_file_that_changes_writes_nothing(tmp_path: Path, preset: str) -> None:
+    path = file_of_a_model(tmp_path)
+
+    def samples() -> Iterator[dict[str, np.ndarray]]:
+        yield models.feeds(models.cnn())
+        rewrite(path)
+        yield models.feeds(models.cnn())
+
+    with pytest.raises(ModelError, match="changed while it was read"):
+        ModelQuantizer(QConfig.get_default_config(preset)).quantize_model(path, tmp_path / "q.onnx", samples())
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["m.onnx"]
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "BF16", "INT8_CNN_DEFAULT", "U16S8_AAWS", "UINT8_DYNAMIC_QUANT"])
+def test_a_job_reads_a_weight_a_few_times(tmp_path: Path, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only asks whether there is a weight, or for its shape, reads nothing: passes ask that often."""
+    text = "g (float[1,32,8,8] x) => (float[1,64] y) { a = Conv <pads = [1,1,1,1]> (x, w) b = Relu (a)" + (
+        "c = Conv (b, v) d = Relu (c) e = GlobalAveragePool (d) f = Flatten (e) y = Gemm <transB = 1> (f, u) }"
+    )
+    weights = {"w": models.normal(64, 32, 3, 3), "v": models.normal(64, 64, 1, 1), "u": models.normal(64, 64)}
+    proto, path, reads = models.model(text, weights), tmp_path / "m.onnx", Counter[str]()
+    onnx.save(proto, path)
+    array = wire.Weights.array
+
+    def counted(self: wire.Weights, tensor: ir.ExternalTensor) -> np.ndarray:
+        reads[str(tensor.name)] += 1
+        return array(self, tensor)
+
+    monkeypatch.setattr(wire.Weights, "array", counted)
+    data = (models.feeds(proto) for _ in range(2))
+    ModelQuantizer(QConfig.get_default_config(preset)).quantize_model(path, tmp_path / "q.onnx", data)
+    assert set(reads) == set(weights) and max(reads.values()) <= 5, reads
 
 
 def test_damaged_files_end_as_the_parser_says(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 
-class Weights(Protocol):
+class WeightFile(Protocol):
     """The file that weights are in."""
 
     def array(self, tensor: ir.ExternalTensor) -> np.ndarray:
@@ -36,7 +36,7 @@ class InFile(ir.ExternalTensor):
 
     __slots__ = ("weights",)
 
-    def __init__(self, weights: Weights, path: str | os.PathLike[str], like: ir.ExternalTensor, name: str) -> None:
+    def __init__(self, weights: WeightFile, path: str | os.PathLike[str], like: ir.ExternalTensor, name: str) -> None:
         shape = ir.Shape(like.shape.numpy())
         super().__init__(Path(path), like.offset, like.length, like.dtype, shape=shape, name=name)
         self.weights = weights

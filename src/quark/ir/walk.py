@@ -40,10 +40,11 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from nodes_within(function)
 
 
-def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
+def graphs_of(whole: ir.Model | ir.Graph) -> Iterator[ir.Graph]:
     """The main graph and every graph in it, each before those that its nodes hold."""
-    yield model.graph
-    yield from dict.fromkeys(_inside(model.graph))
+    graph = whole.graph if isinstance(whole, ir.Model) else whole
+    yield graph
+    yield from dict.fromkeys(_inside(graph))
 
 
 def _inside(graph: ir.Graph) -> Iterator[ir.Graph]:

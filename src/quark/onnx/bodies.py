@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import cast
 
 import onnx
 import onnx_ir as ir
@@ -18,6 +19,7 @@ from quark.config.rules import NodeInfo
 from quark.ir.surgery import is_constant
 from quark.ir.walk import bodies, nodes_within
 from quark.onnx.graph import model as files
+from quark.onnx.graph.weightless import initializers_of, read_in, swapped
 from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.qdq.slower import RUNS, runs_of
 
@@ -114,21 +116,21 @@ def around(model: ir.Model, plan: Plan, options: Options) -> Plan:
 
 def alone(graph: ir.Graph, model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     """The body as a model of its own, and the names of its inputs that stand for values around it."""
-    proto = ir.to_proto(graph)
-    captured = []
-    for value in _captures(graph):
-        if is_constant(value) and value.const_value is not None:
-            tensor = ir.to_proto(value.const_value)
+    around = _captures(graph)
+    constants = dict.fromkeys(value for value in around if is_constant(value) and value.const_value is not None)
+    captured = [value for value in around if value not in constants]
+    with swapped(read_in([*initializers_of(graph), *constants])):
+        proto = ir.to_proto(graph)
+        for value in constants:
+            tensor = ir.to_proto(cast(ir.TensorProtocol, value.const_value))
             tensor.name = str(value.name)
             proto.initializer.append(tensor)
-        else:
-            proto.input.append(ir.to_proto(value))
-            captured.append(str(value.name))
+    proto.input.extend(map(ir.to_proto, captured))
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in model.graph.opset_imports.items()]
     whole = files.load(onnx.helper.make_model(proto, opset_imports=imports, ir_version=model.ir_version))
     runs = next((runs_of(node) for node, _, body in graphs(model) if body is graph), 1)
     whole.meta[RUNS] = runs * int(model.meta.get(RUNS, 1))
-    return whole, tuple(captured)
+    return whole, tuple(str(value.name) for value in captured)
 
 
 def _captures(graph: ir.Graph) -> list[ir.Value]:

@@ -107,6 +107,7 @@ class Opened(NamedTuple):
 
 def _open(model_input: Given, job: Job) -> Opened:
     tell_idle(job)
+    keep_heap()  # weights are read one by one, each into the memory of another
     source = files.load(model_input, in_place=True)
     if pool := loses_zeros(source):
         _log.warning(
@@ -146,7 +147,6 @@ def _settled(model: ir.Model, plan: Plan, job: Job, bodies: Made) -> Plan:
 def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, progress: Progress | None) -> Result:
     """The stages, in order."""
     seconds: dict[str, float] = {}
-    keep_heap()  # weights are read one by one, each into the memory of another
     with bars() if progress is None else _given(progress) as update, Scratch(job.options) as scratch:
         with _timed(seconds, "load"):
             opened = _open(model_input, job)

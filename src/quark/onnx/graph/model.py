@@ -29,7 +29,7 @@ from quark.ir.walk import all_nodes, graphs_of
 from quark.onnx.graph import wire
 from quark.onnx.graph.admission import REPAIRS, check_proto, refusal
 from quark.onnx.graph.other_formats import other_format
-from quark.onnx.graph.weightless import large_initializers, swapped
+from quark.onnx.graph.weightless import initializers_of, large_initializers, read_in, swapped
 from quark.reading import reason_of, regular_file
 
 ModelInput: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
@@ -216,7 +216,7 @@ def _from_proto(
 
 def _replace_tensors(model: ir.Model, copy: Copy, held: Copy | None = None) -> None:
     """Give each tensor an object of ours; ``held``: each initializer, where that may be in a file."""
-    for value in _initializers(model):
+    for value in initializers_of(model):
         if value.const_value is not None:
             value.const_value = (held or copy)(value.const_value, str(value.name))
     for node, attr in _tensor_attributes(model):
@@ -228,11 +228,6 @@ def _innermost(error: BaseException) -> str:
     while (inner := error.__cause__ or error.__context__) is not None:  # onnx_ir fails while it tells of some errors
         error = inner
     return " ".join(str(error).split())
-
-
-def _initializers(model: ir.Model) -> Iterator[ir.Value]:
-    for graph in graphs_of(model):
-        yield from graph.initializers.values()
 
 
 def _tensor_attributes(model: ir.Model) -> list[tuple[ir.Node, ir.Attr]]:
@@ -299,17 +294,8 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
             "so that the weights are written to external data"
         )
     _settle(model)
-    with swapped(_in_memory(model)):
+    with swapped(read_in(initializers_of(model))):
         return ir.to_proto(model)
-
-
-def _in_memory(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
-    """The initializers that are external data, as tensors that are not."""
-    return {
-        value: in_memory(tensor, str(value.name))
-        for value in _initializers(model)
-        if isinstance(tensor := value.const_value, ir.ExternalTensor)
-    }
 
 
 def _placed(tensor: ir.TensorProtocol, token: str, place: int) -> ir.ExternalTensor:
@@ -337,7 +323,7 @@ def _settle(model: ir.Model) -> None:
 def suitable_ir_version(model: ir.Model) -> int:
     """The IR version to write: the model's own, within what its contents need and what runtimes load."""
     needed = max(_CONSTANTS_FROM, _opset_ir_version(opset(model)), 8 if model.functions else 0)
-    for value in _initializers(model):
+    for value in initializers_of(model):
         if value.const_value is not None:
             needed = max(needed, _NEEDED_IR.get(value.const_value.dtype, 0))
     return max(needed, min(model.ir_version, COMMON_IR))
@@ -449,7 +435,7 @@ def _write(model: ir.Model, draft: Path, external: bool) -> None:
     if external:
         ir.save(model, draft, external_data=_data_file(draft).name, size_threshold_bytes=EXTERNAL_THRESHOLD)
         return
-    whole, token = _in_memory(model), uuid.uuid4().hex
+    whole, token = read_in(initializers_of(model)), uuid.uuid4().hex
     large = [
         (value, tensor)
         for value in large_initializers(model).values()
@@ -477,6 +463,6 @@ def _check(model: ir.Model, draft: Path, path: Path) -> None:
 
 def _map_weights(model: ir.Model, file: Path) -> None:
     """Hold on to weights that ``model`` reads from a file that is about to be replaced."""
-    for value in _initializers(model):
+    for value in initializers_of(model):
         if isinstance(value.const_value, ir.ExternalTensor) and Path(value.const_value.path) == file.resolve():
             value.const_value.numpy()

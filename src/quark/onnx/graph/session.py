@@ -30,7 +30,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _state
 from quark.config.options import Options
 from quark.dataclass import dataclass
 from quark.errors import ModelError
-from quark.ir.in_file import InFile, Weights
+from quark.ir.in_file import InFile, WeightFile
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load, readable_ir_version
 from quark.onnx.graph.weightless import data_folder, external_proto, file_proto
@@ -127,7 +127,7 @@ class Light:
     proto: onnx.ModelProto
     weights: dict[str, ir.TensorProtocol]
     folder: Path | None
-    files: frozenset[Weights] = frozenset()
+    files: frozenset[WeightFile] = frozenset()
 
     @classmethod
     def of(cls, model: ir.Model) -> Light:

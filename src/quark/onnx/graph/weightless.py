@@ -12,7 +12,7 @@ Not handled: large constants inside subgraphs and in attributes of nodes; they t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeGuard
@@ -20,7 +20,7 @@ from typing import TypeGuard
 import onnx
 import onnx_ir as ir
 
-from quark.ir.surgery import shape_of
+from quark.ir.surgery import in_memory, shape_of
 from quark.ir.walk import graphs_of
 
 LARGE = 1024
@@ -48,6 +48,21 @@ def large_initializers(model: ir.Model, limit: int = LARGE) -> dict[str, ir.Valu
         if value.const_value is not None
         and value.const_value.nbytes > limit
         and value.const_value.dtype != ir.DataType.STRING
+    }
+
+
+def initializers_of(whole: ir.Model | ir.Graph) -> Iterator[ir.Value]:
+    """All initializers, those of bodies too."""
+    for graph in graphs_of(whole):
+        yield from graph.initializers.values()
+
+
+def read_in(values: Iterable[ir.Value]) -> dict[ir.Value, ir.TensorProtocol]:
+    """Those of them that are external data, as tensors in memory: a protobuf has no folder to find files in."""
+    return {
+        value: in_memory(tensor, str(value.name))
+        for value in values
+        if isinstance(tensor := value.const_value, ir.ExternalTensor)
     }
 
 
@@ -153,14 +168,8 @@ def data_folder(model: ir.Model, limit: int = LARGE) -> Path | None:
 
 
 def _read(model: ir.Model, but: Set[ir.Value] = frozenset()) -> dict[ir.Value, ir.TensorProtocol]:
-    """External data, of bodies too, as tensors in memory: a protobuf that is in memory has no folder to find files
-    in."""
-    return {
-        value: ir.Tensor(tensor.numpy(), tensor.dtype, shape=shape_of(tensor), name=tensor.name)
-        for graph in graphs_of(model)
-        for value in graph.initializers.values()
-        if value not in but and isinstance(tensor := value.const_value, ir.ExternalTensor)
-    }
+    """External data, of bodies too, as tensors in memory."""
+    return read_in(value for value in initializers_of(model) if value not in but)
 
 
 def _whole_bytes(tensor: ir.TensorProtocol | None) -> TypeGuard[ir.TensorProtocol]:
