@@ -162,7 +162,15 @@ LAYERS: dict[str, tuple[list[str], str]] = {
     "holds": (["-s", "int8_wo_per_channel", "--layer", "model.layers.0=mxfp4"], "'model.layers.0.*'"),
     "exclude": (["-s", "int8_wo_per_channel", "--exclude", "*downproj"], "Did you mean '*down_proj'?"),
     "groups": (["-s", "int4_wo_32"], "groups of 32 do not divide the 48 inputs"),
+    "blocks": (["-s", "mxfp4", "--format", "compressed-tensors"], "blocks of 32 do not divide"),
 }
+#: The same of a model whose queries have 30 rows.
+THIN: dict[str, tuple[list[str], str]] = {
+    "words": (["-s", "int4_wo_per_channel", "--format", "gptq"], "30 outputs of 4 bits, which do not fill whole words"),
+    "vllm": (["-s", "int4_wo_32", "--for", "vllm"], "30 outputs of 4 bits, which fill no words"),
+}
+QUERIES = {f"model.layers.{k}.self_attn.{n}_proj": (30, WIDTH) for k in range(2) for n in "qkv"}
+OUTPUTS = {f"model.layers.{k}.self_attn.o_proj": (WIDTH, 30) for k in range(2)}
 FILES: dict[str, tuple[str, str]] = {
     "key.yaml": ("scheme: mxfp4\nexlude: [lm_head]\n", "Did you mean 'exclude'?"),
     "key.json": ('{"scheme": "mxfp4", "exlude": []}', "Did you mean 'exclude'?"),
@@ -212,6 +220,11 @@ def test_no_refusal_by_headers_loads_torch(tmp_path: Path) -> None:
     folder(tmp_path / "good")
     typed += [(["torch", "plan", "good", *words], said) for words, said in LAYERS.values()]
     typed += [(["torch", "quantize-files", "good", "-o", "out", *words], said) for words, said in LAYERS.values()]
+    folder(tmp_path / "thin", {"head_dim": 15}, {**QUERIES, **OUTPUTS})
+    typed += [(["torch", "plan", "thin", *words], said) for words, said in THIN.values()]
+    (folder(tmp_path / "tokens") / "tokenizer.json").write_text("{}")
+    gguf = ["torch", "quantize", "tokens", "-o", "out", *WEIGHTS, "--format", "gguf"]
+    typed.append((gguf, "has a tokenizer of the type None"))
     for command, words in COMMANDS.items():
         wrong = ["int8_per_channel" if word == "int8_wo_per_channel" else word for word in words]
         if wrong != words:
@@ -229,7 +242,7 @@ def test_no_refusal_by_headers_loads_torch(tmp_path: Path) -> None:
             typed.append((["torch", command, "good", *words, "--data", name], said))
     given = json.dumps([words for words, _ in typed])
     done = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, input=given, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and done.stdout.startswith("[["), done.stdout[:2000] + done.stderr
     mistaken = [
         (words, code, said, loaded)
         for (words, code, said, loaded), (_, wanted) in zip(json.loads(done.stdout), typed, strict=True)

@@ -69,7 +69,7 @@ def decided(request: Explained, *windows: int) -> tuple[dict[str, Any], TorchFor
     check_reader(typed, request.kv_cache, request.format, request.program)
     values = chosen_values(request)
     format = checked_format(request, values)
-    check_model(request.model, FolderUse(float=True), values)
+    check_model(request.model, FolderUse(float=True), values, (), format, request.program)
     from quark.torch.export.before_work import check_before_work
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.export.write_as import config_for

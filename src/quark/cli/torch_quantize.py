@@ -33,7 +33,7 @@ from quark.config.file_formats import chosen_format
 from quark.errors import ConfigError, check_name
 from quark.files.folder import drop_detour, new_folder
 from quark.files.vocabulary import vocabulary_in
-from quark.torch.config.schemes import cache_scheme
+from quark.torch.config.schemes import NAMES, cache_scheme, scheme
 from quark.torch.files.headers import FolderUse, check_coded
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def run(request: InMemory) -> None:
     refuse_without_samples(request, values)
     if values.get("kv_cache"):
         cache_scheme(values["kv_cache"])
-    check_model(request.model, FolderUse(loaded=True, code=request.trust_remote_code), values, [request.source.data])
+    how = FolderUse(loaded=True, code=request.trust_remote_code)
+    check_model(request.model, how, values, [request.source.data], format, request.program)
     from quark.torch.files.prequantized import as_float
 
     with as_float(request.model, request.output, loaded=True) as folder, new_folder(request.output) as work:
@@ -139,7 +140,6 @@ def bytes_of(size: str) -> int:
 
 def describe(request: FolderJob, facts: Mapping[str, Any], folder: Path) -> None:
     """The model card, and the licence files, into ``folder``, which will be the output."""
-    from quark.torch.config.schemes import NAMES, scheme
     from quark.torch.export.card import Card, write_card
 
     name = str(request.scheme)
@@ -356,7 +356,7 @@ def run_files(request: FolderJob) -> None:
     format = checked_format(request, values)
     refuse_ggml(values)
     refuse_without_samples(request, values)
-    check_model(request.model, FolderUse(), values, [request.source.data])
+    check_model(request.model, FolderUse(), values, [request.source.data], format, request.program)
     from quark.torch.devices import usable
     from quark.torch.files.prequantized import as_float
     from quark.torch.language import samples_of_ids
@@ -492,8 +492,6 @@ def layer_schemes(texts: Sequence[str]) -> dict[str, str]:
     Raises:
         ConfigError: not GLOB=SCHEME, or an unknown scheme.
     """
-    from quark.torch.config.schemes import scheme
-
     found = split_layers(texts)
     for name in found.values():
         scheme(name)

@@ -111,7 +111,12 @@ def check_folder(model: Path) -> None:
 
 
 def check_model(
-    model: Path, how: FolderUse, values: Mapping[str, Any] | None = None, data: Sequence[Path | None] = ()
+    model: Path,
+    how: FolderUse,
+    values: Mapping[str, Any] | None = None,
+    data: Sequence[Path | None] = (),
+    format: str = "quark",
+    program: str | None = None,
 ) -> None:
     """Refuse a folder that the command cannot read, or whose layers do not fit what is wanted of them; and samples that
     cannot be read, or hold words that the model lacks.
@@ -121,6 +126,7 @@ def check_model(
         how: it is read.
         values: keys and values of a configuration file.
         data: files of samples; None: none.
+        format, program: as ``check_layers``.
 
     Raises:
         ModelError, ConfigError: as ``quark.torch.files.headers`` says.
@@ -128,7 +134,7 @@ def check_model(
     """
     checkpoint = check_headers(model, how)
     if checkpoint is not None and values is not None:
-        check_layers(checkpoint, values)
+        check_layers(checkpoint, values, format, program)
     for path in data:
         if path is not None:
             check_rows(path, None if checkpoint is None else words_of(checkpoint))

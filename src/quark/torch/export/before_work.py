@@ -12,8 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from quark.config.file_formats import FORMATS, PROGRAMS
-from quark.errors import ConfigError, as_a
-from quark.numerics.elements import Int
+from quark.errors import ConfigError
 from quark.numerics.formats import BUILT_IN
 from quark.numerics.formats import FORMATS as ROWS
 from quark.torch.config.model import SLOTS, QConfig
@@ -23,23 +22,18 @@ from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, has_one_scale
 from quark.torch.export.genai import check_runs
 from quark.torch.export.gguf_in_transformers import check_gguf
-from quark.torch.export.gptq import VERSIONS, check_words
 from quark.torch.export.in_turn import check_in_turn
-from quark.torch.export.layout import check_blocks
 from quark.torch.export.model_files import check_merged
 from quark.torch.export.skeleton import features_of, is_inside_attention
 from quark.torch.export.stacked_blocks import MODE, check_stacks
 from quark.torch.export.transformers_reads import check_custom, check_wide, without_values
 from quark.torch.export.vllm_reads import check_for_vllm, check_parts
 from quark.torch.export.vllm_schemes import check_schemes
+from quark.torch.export.widths import SIDES, check_widths
 from quark.torch.matching import ACTIVATIONS, match
 from quark.torch.recurrent import unroll_recurrent
 from quark.torch.rotated import refuse_algorithms
 
-SIDES = {  # of a weight that the codes of a format are packed along; formats that hold linear layers alone
-    "compressed-tensors": (), "awq": ("outputs",), **dict.fromkeys(VERSIONS, ("outputs", "inputs")),
-    "modelopt": (), "fp8": (),
-}  # fmt: skip
 #: A tensor of stacked experts in a checkpoint: no module of its own, and so no ``.weight``.
 STACKED = re.compile(r"experts\.(gate_up_proj|up_proj|down_proj)(_blocks)?$")
 
@@ -170,8 +164,4 @@ def check_layers(model: nn.Module, config: QConfig, format: str) -> None:
         if not isinstance(layer, nn.Linear):
             what = f"it is a {type(layer).__name__}, and only linear layers can be"
             raise ConfigError(f"{format} cannot hold {item.layer.name!r}: {what}")
-        check_blocks(item.layer.name, weight, layer.in_features, format)
-        if SIDES[format]:
-            lengths = {"outputs": layer.out_features, "inputs": layer.in_features}
-            sides = {side: lengths[side] for side in SIDES[format]}
-            check_words(f"{item.layer.name}.weight", as_a(Int, weight[0].format).bits, sides)
+        check_widths(item.layer.name, weight, layer.out_features, layer.in_features, format)

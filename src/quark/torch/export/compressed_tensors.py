@@ -35,7 +35,7 @@ from quark.torch.export.compressed_caches import cache_items, cache_scheme, cach
 from quark.torch.export.decoded import COMPRESSED, OWN, OWN_FIELDS, Foreign, decompressor, in_kernels, rows_cut
 from quark.torch.export.described import excluded
 from quark.torch.export.huggingface import config_of
-from quark.torch.export.layout import CODES, BlockLayout, check_blocks, layout_of_quantizer, layouts_of, store
+from quark.torch.export.layout import CODES, BlockLayout, layout_of_quantizer, layouts_of, store
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import check_merged, copy_beside, write_config
 from quark.torch.export.original import FileNames, names_of, outside_items
@@ -47,6 +47,7 @@ from quark.torch.export.stored import StoredTensor
 from quark.torch.export.transformers_reads import show_axes_of, why_not, without_values
 from quark.torch.export.verify import verify as check_written
 from quark.torch.export.vllm_reads import cache_scales_for, warn_of_rounding
+from quark.torch.export.widths import check_blocks
 from quark.torch.fake_quantize import HALVES, FakeQuantize, parts
 from quark.torch.layers import name_in, own_parameter
 from quark.torch.quantized_layer import QuantLayer, quantized_layers

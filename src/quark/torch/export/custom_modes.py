@@ -39,6 +39,7 @@ from quark.torch.export.described import tells_caches
 from quark.torch.export.layout import ElementLayout, Form, Layout, PairLayout, Stored
 from quark.torch.export.original import FileNames
 from quark.torch.export.shards import Item
+from quark.torch.export.widths import check_words
 from quark.torch.fake_quantize import HALVES
 from quark.torch.quantized_layer import quantized_layers
 
@@ -152,7 +153,7 @@ def custom_items(
         return [gptq_item(item, layouts, mode) for item in items]
     if mode == "awq":
         for name, layout in layouts.items():
-            gptq.check_words(name, 4, {"outputs": layout.shape[0]})
+            check_words(name, 4, {"outputs": layout.shape[0]})
     weight = single(config.global_quant_config, "weight", mode) if mode == "awq" else None
     signed = weight is not None and weight.dtype is Dtype.int4
     naming = naming_of(config, mode)

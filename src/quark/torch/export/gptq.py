@@ -12,7 +12,7 @@ them as they are. Signed codes become unsigned: both they and their zero points 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -26,10 +26,10 @@ from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import QSchemeType, ZeroPointType
 from quark.torch.export.layout import CODES, ElementLayout, Form, Stored, scale_dtype
 from quark.torch.export.storage import signed
+from quark.torch.export.widths import WORD, check_words
 
 VERSIONS = {"gptq": 1, "gptq_v2": 0}  # what is taken from zero points
 BITS = (2, 3, 4, 8)
-WORD = 32
 
 
 def gptq_config(config: QConfig, mode: str, excluded: Iterable[str]) -> dict[str, Any]:
@@ -73,17 +73,6 @@ def fits(weight: Any) -> bool:
     grouped = weight.qscheme is QSchemeType.per_group and weight.ch_axis in (None, 1, -1)
     plain = weight.zero_point_type is ZeroPointType.int32
     return plain and (grouped or (weight.qscheme is QSchemeType.per_channel and weight.ch_axis in (None, 0)))
-
-
-def check_words(name: str, bits: int, sides: Mapping[str, int]) -> None:
-    """The sides of a weight that codes are packed along fill words of 32 bits.
-
-    Raises:
-        ConfigError: one does not.
-    """
-    for what, length in sides.items():
-        if length * bits % WORD:
-            raise ConfigError(f"{name!r} has {length} {what} of {bits} bits, which do not fill whole words of 32 bits")
 
 
 def gptq_form(name: str, layout: ElementLayout) -> Form:

@@ -320,20 +320,6 @@ def layouts_of(layout: Layout | PairLayout) -> tuple[Layout, ...]:
     return (layout.first, layout.second) if isinstance(layout, PairLayout) else (layout,)
 
 
-def check_blocks(name: str, stages: Stages, columns: int, what: str) -> None:
-    """Blocks divide the rows of a weight, for programs that read no shorter last block.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    for stage in stages:
-        if isinstance(stage.format, Block) and columns % stage.format.size:
-            raise ConfigError(
-                f"{what} cannot hold {name!r}: it has rows of {columns} numbers, which blocks of {stage.format.size} "
-                f"do not divide; the format quark has it"
-            )
-
-
 def layout_of(stages: Stages, shape: Shape, pack_method: str = "reorder") -> Layout | PairLayout:
     """The stored form of a tensor of ``shape`` under ``stages``."""
     layouts: list[Layout] = []

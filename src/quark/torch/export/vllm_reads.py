@@ -29,6 +29,7 @@ from quark.torch.export.gptqmodel_reads import METHODS
 from quark.torch.export.original import names_of, renamed_item
 from quark.torch.export.reader_scales import tensor_with, with_layers
 from quark.torch.export.shards import Item
+from quark.torch.export.widths import READ_AS_ONE, check_filled, check_height
 from quark.torch.kv_cache import is_cached, role_of
 from quark.torch.matching import choose_all, find_candidates
 from quark.torch.patterns import Usual
@@ -43,21 +44,10 @@ REPACKED = {"BloomForCausalLM": ("query_key_value", "BloomModel._repack_qkv")}
 TURNED = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 #: Classes that find no place for the scales of a cache, and where they lose them.
 CACHELESS = {"JambaForCausalLM": "its hf_to_vllm_mapper drops '.self_attn' from names"}
-#: Siblings that its classes read as one layer (packed_modules_mapping of its models; stacked experts).
-READ_AS_ONE = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("query", "key", "value"),
-    ("gate_proj", "up_proj"),
-    ("w1", "w3"),
-    ("q_a_proj", "kv_a_proj_with_mqa"),
-    ("in_proj_qkv", "in_proj_z"),
-    ("in_proj_a", "in_proj_b"),
-)
 FUSED = (  # such layers, as files have them
     *("qkv_proj", "gate_up_proj", "query_key_value", "qkv", "wqkv", "Wqkv", "c_attn", "Wi", "input_linear"),
     *("in_proj", "in_proj_qkvz", "in_proj_ba"),
 )
-WORD = 32  # bits
 #: Scales of caches in a file, and their names for vLLM; it adds ``.attn`` where a name does not have it.
 CACHE_SCALES = (
     (re.compile(r"\.([kv])_proj\.output_scale$"), r".\1_scale"),
@@ -209,14 +199,8 @@ def check_words(model: nn.Module, config: QConfig) -> None:
     """Integers of which several outputs share a word: vLLM takes those that fill the last word for outputs, too."""
     for layer in find_candidates(model):
         found = choose_all(layer, config)[0]
-        stages = found.stages("weight") if found is not None else ()
-        bits = min((stage.format.bits for stage in stages if isinstance(stage.format, Int)), default=WORD)
-        rows = getattr(layer.module, "out_features", 0)
-        if bits < 8 and rows * bits % WORD:
-            raise ConfigError(
-                f"{layer.name!r} has {rows} outputs of {bits} bits, which fill no words of {WORD}, and vLLM takes the "
-                f"rest for outputs (QuarkW4A16Int4); --format compressed-tensors has them"
-            )
+        if found is not None:
+            check_filled(layer.name, found.stages("weight"), getattr(layer.module, "out_features", 0))
 
 
 def check_parts(model: nn.Module, config: QConfig) -> None:
@@ -224,20 +208,10 @@ def check_parts(model: nn.Module, config: QConfig) -> None:
 
     Experts have to be taken apart: of theirs none may.
     """
-    ends = {name: names[-1] for names in READ_AS_ONE for name in names}
     for layer in find_candidates(model):
-        own = layer.name.rpartition(".")[2]
-        found = choose_all(layer, config)[0] if own in ends else None
-        stages = found.stages("weight") if found is not None else ()
-        height = next((one.spec.granularity.rows for one in stages if isinstance(one.spec.granularity, Block2D)), 1)
-        rows = getattr(layer.module, "out_features", 0)
-        if rows % height and (own != ends[own] or ".experts." in layer.name):
-            raise ConfigError(
-                f"{layer.name!r} has {rows} outputs, which {height} does not divide, and vLLM reads it with others as "
-                f"one layer (ValueError: Weight output_partition_size = {rows} is not divisible by weight quantization "
-                f"block_n, fp8_utils.py); --scheme ptpc_fp8, with a scale per row, is read, or --exclude '*.{own}' and "
-                f"its siblings"
-            )
+        found = choose_all(layer, config)[0]
+        if found is not None:
+            check_height(layer.name, found.stages("weight"), getattr(layer.module, "out_features", 0))
 
 
 def check_turned(model: nn.Module, config: QConfig, format: str) -> None:

@@ -23,7 +23,7 @@ from quark.torch.export.described import stack_outside, told_layers
 from quark.torch.export.in_turn import chosen_stages
 from quark.torch.export.original import names_of
 from quark.torch.export.stacked_blocks import MODE, takes_turns
-from quark.torch.export.vllm_reads import READ_AS_ONE
+from quark.torch.export.widths import READ_AS_ONE
 from quark.torch.matching import Candidate, find_candidates
 from quark.torch.stage import Stage
 

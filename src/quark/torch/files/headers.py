@@ -29,6 +29,7 @@ from quark.torch.export.declared import (
     quantized_already,
     refuse_method,
 )
+from quark.torch.export.widths import check_for_vllm, check_widths
 from quark.torch.files.config_fields import check_counts, type_named
 from quark.torch.files.named import check_by_names, check_code
 from quark.torch.files.plain import HEAD, WORDS, check_fields, check_shapes, has_head, lacks, placeless
@@ -143,12 +144,17 @@ def check_tensors(checkpoint: Checkpoint) -> None:
         raise placeless(folder, more[0])
 
 
-def check_layers(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
-    """Refuse names of layers that are not there, and groups that do not divide a weight, where headers tell all layers.
+def check_layers(
+    checkpoint: Checkpoint, values: Mapping[str, Any], format: str = "quark", program: str | None = None
+) -> None:
+    """Refuse names of layers that are not there, groups that do not divide a weight, and what a format cannot hold,
+    where headers tell all layers.
 
     Args:
         checkpoint: a float one.
         values: keys and values of a configuration file, as ``quark.torch.from_values.config_of``.
+        format: that is written.
+        program: that will read it; None: not known.
 
     Raises:
         ConfigError: such a name, or a layer that does not fit what is wanted of it.
@@ -168,7 +174,30 @@ def check_layers(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
         check_pattern("layer_quant_config", pattern, layers, everything, layers)
     for name, shape in shapes.items():
         if not EMBEDDING.search(name) and not any(matches([name], one) for one in (*wanted.exclude, *wanted.usual)):
-            check_layer(name, shape, *wanted.choose(name))
+            config, source = wanted.choose(name)
+            check_layer(name, shape, config, source)
+            check_widths(name, config.stages("weight"), shape[0], shape[1], format)
+            if program == "vllm":
+                check_for_vllm(name, config.stages("weight"), shape[0], format)
+    if format == "gguf":
+        check_gguf(checkpoint, shapes[WORDS][0])
+
+
+def check_gguf(checkpoint: Checkpoint, words: int) -> None:
+    """Refuse a type and a tokenizer that llama.cpp does not have.
+
+    Raises:
+        ConfigError: the type.
+        ModelError: the tokenizer.
+    """
+    from quark.torch.export.gguf_architectures import architecture_of
+    from quark.torch.export.gguf_vocabulary import add_vocabulary
+
+    kind = str(checkpoint.config["model_type"])
+    row = architecture_of(kind)
+    from gguf import GGUFWriter
+
+    add_vocabulary(GGUFWriter(None, row.name), checkpoint.folder, words, kind)
 
 
 @dataclass(frozen=True)
