@@ -164,10 +164,11 @@ LAYERS: dict[str, tuple[list[str], str]] = {
     "groups": (["-s", "int4_wo_32"], "groups of 32 do not divide the 48 inputs"),
     "blocks": (["-s", "mxfp4", "--format", "compressed-tensors"], "blocks of 32 do not divide"),
 }
+LEFT = ["--exclude", "*mlp*", "--exclude", "*o_proj", "--exclude", "lm_head"]
 #: The same of a model whose queries have 30 rows.
 THIN: dict[str, tuple[list[str], str]] = {
     "words": (["-s", "int4_wo_per_channel", "--format", "gptq"], "30 outputs of 4 bits, which do not fill whole words"),
-    "vllm": (["-s", "int4_wo_32", "--for", "vllm"], "30 outputs of 4 bits, which fill no words"),
+    "vllm": (["-s", "int4_wo_32", "--for", "vllm", *LEFT], "30 outputs of 4 bits, which fill no words"),
 }
 QUERIES = {f"model.layers.{k}.self_attn.{n}_proj": (30, WIDTH) for k in range(2) for n in "qkv"}
 OUTPUTS = {f"model.layers.{k}.self_attn.o_proj": (WIDTH, 30) for k in range(2)}
