@@ -338,6 +338,16 @@ def test_memory_that_is_short_is_an_error_with_what_needs_less(
     assert page.startswith("see docs/faq.md#there-is-not-enough-memory")
 
 
+@pytest.mark.parametrize("said", ["can't start new thread", "thread constructor failed: Resource unavailable"])
+def test_threads_that_cannot_be_started_are_an_error(
+    said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = lambda args, prog_name: _raised(RuntimeError(said))  # noqa: E731
+    monkeypatch.setattr(cli, "_called", lambda words: (call, "quark", words))
+    assert main(["onnx", "plan", "x"]) == 1
+    assert capsys.readouterr().err.startswith("error: this machine starts no more threads for the command: ")
+
+
 def test_other_errors_of_libraries_show_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         cli, "_called", lambda words: (lambda args, prog_name: torch.zeros(2) @ torch.zeros(3), "", words)

@@ -118,6 +118,12 @@ def test_scale_of_a_block(name, amax, expected):
     np.testing.assert_array_equal(found, np.array(expected, np.float32))
 
 
+@pytest.mark.parametrize(("bits", "expected"), [(1, 2.0), (22, 2.0), (23, 1.0), (31, 1.0)])
+def test_the_largest_number_below_8_is_no_8_where_elements_have_its_bits(bits, expected):
+    below = np.nextafter(np.float32(8), np.float32(0))
+    assert SCALE_RULES["e8m0_even"].of(below.reshape(1), 6.0, bits) == expected
+
+
 def test_just_below_a_power_of_two():
     """log2 rounds up here; the bits do not."""
     below = np.nextafter(np.float32(2.0**60), np.float32(0))

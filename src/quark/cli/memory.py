@@ -1,4 +1,4 @@
-"""A machine or a device without enough memory: one sentence, with what needs less."""
+"""A machine or a device without enough memory, or threads: one sentence, with what needs less."""
 
 from __future__ import annotations
 
@@ -22,18 +22,25 @@ LESS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("onnx", "quantize"), "one worker (--set CalibWorkerNum=1), samples of fewer values and --no-check need less"),
     ((), "fewer workers and samples of fewer values need less"),
 )
+#: What Python and libraries of C++ say where the system starts no thread.
+THREADS = ("start new thread", "thread constructor failed")
 
 
 @contextmanager
 def memory_told(words: Sequence[str]) -> Iterator[None]:
-    """Whatever a library raises where memory is short becomes an error of the command's input.
+    """Whatever a library raises where memory or threads are short becomes an error of the command's input.
 
     Raises:
-        QuarkError: memory was short.
+        QuarkError: they were.
     """
     try:
         yield
     except Exception as error:
+        if not isinstance(error, QuarkError) and any(sign in str(error) for sign in THREADS):
+            raise QuarkError(
+                "this machine starts no more threads for the command: limits of processes or memory (ulimit -u, -v; "
+                "pids of a container) are reached; one worker and OMP_NUM_THREADS=1 need less"
+            ) from error
         if isinstance(error, QuarkError) or not short_of_memory(error):
             raise
         less = next(told for first, told in LESS if tuple(words[: len(first)]) == first)

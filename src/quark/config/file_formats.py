@@ -186,14 +186,15 @@ def quantizes_behind_rope(format: str, program: str | None) -> bool:
 
 def sentence(row: Row, scheme: str, program: str | None) -> str:
     """What a row that does not work means for a scheme, and what does."""
-    title = FORMATS[row.format].title
+    title, why = FORMATS[row.format].title, row.shown_by
     if row.program == EXPORT:
+        why = why.partition(": ")[2]  # without the class of our own error
         what = f"the {title} format has no {row.scheme} layer"
     elif row.scheme == ANY:
         what = f"{PROGRAMS[row.program].title} does not read the {title} format"
     else:
         what = f"{PROGRAMS[row.program].title} has no {row.scheme} layer in the {title} format"
-    return f"{what} ({row.shown_by}); {remedy(scheme, row.format, program)}"
+    return f"{what} ({why}); {remedy(scheme, row.format, program)}"
 
 
 def remedy(scheme: str, format: str, program: str | None) -> str:

@@ -86,7 +86,7 @@ def shared_exponent(bits: Array, emax: int) -> Same:
 
 def even_bump(bits: Array, mantissa_bits: int) -> Same:
     """``bits`` after a rounding to ``mantissa_bits`` has carried into their exponent, ties up."""
-    return bits + (1 << 22 - mantissa_bits)
+    return bits + ((1 << 22) >> mantissa_bits)  # float32 has 23: more round nothing
 
 
 def ceil_bump(bits: Array, mantissa_bits: int) -> Same:

@@ -134,7 +134,7 @@ def test_what_is_measured_has_the_values_of_every_tensor_of_the_file(family: str
         (["--gguf-type", "*down_proj=Q6_K"], "no --gguf-type without a glob"),
         (["--gguf-type", "Q4_K", "--scheme", "int4_wo_32"], "leave out --scheme"),
         (["--gguf-type", "Q4_K", "--config", "plan.yaml"], "leave out --config"),
-        (["--gguf-type", "Q4_K", "--for", "vllm"], "the quark format has no Q4_K layer"),
+        (["--gguf-type", "Q4_K", "--for", "vllm"], "the quark format has no Q4_K layer (Q4_K is a type of GGUF"),
     ],
 )
 def test_types_that_cannot_be_are_refused(
