@@ -333,6 +333,7 @@ ALLOWED = {
     "quark.torch.export.modelopt": DRAFT,
     "quark.torch.export.onnx_model": DRAFT,
     "quark.torch.export.shards": DRAFT,
+    "quark.torch.files.headers": "a writer of GGUF without a file",
     "quark.torch.files.prequantized": DRAFT,
     "quark.torch.files.quantize": OWN,
     "quark.torch.files.target": OWN,
