@@ -4,6 +4,7 @@ what the serializer writes."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -175,6 +176,16 @@ def test_a_file_that_changes_later_is_refused_as_well(
             open_session(model)
         else:
             runner.run(feed)
+
+
+def test_a_file_that_gets_another_number_is_the_same_one(tmp_path: Path) -> None:
+    """As on some mounts of remote storage, minutes later."""
+    path = file_of_a_model(tmp_path)
+    tensor = first_kept(load(path, in_place=True))
+    before, number = tensor.tobytes(), path.stat().st_ino
+    shutil.copy2(path, tmp_path / "copy")
+    os.replace(tmp_path / "copy", path)
+    assert path.stat().st_ino != number and tensor.tobytes() == before
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a file that is mapped cannot be replaced there")
