@@ -1,9 +1,10 @@
 """What ``quark torch plan`` says that ``quantize-files`` takes, beside what it takes: memory, disk, time.
 
-    python -m benchmarks.forecast [--shapes 0.3 0.85 1.1] [--jobs plain gptq] [--json FILE]
+    python -m benchmarks.forecast [--shapes 0.3 0.85 1.1] [--jobs plain gptq gptaq] [--workers N] [--json FILE]
 
 Llama shapes of random weights in bfloat16 are written to a temporary folder, one file a block. Each command runs in a
-process of its own with one thread: the forecast first, then the job. The peak is the most ever resident, the seconds
+process of its own with one thread: the forecast first, then the job. The peak is the most ever resident, of several
+workers what they have for themselves and what files they map, counted once, looked at 25 times a second. The seconds
 are those of the processor; the forecast tries a product and a piece of a weight on the same machine just before.
 """
 
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,8 @@ SHAPES = {
     "1.1": (2048, 5632, 22, 32, 4, 32000),
 }
 WINDOWS = ("--samples", "8", "--seq-len", "128", "--batch-size", "4")
-JOBS = {"plain": (), "gptq": ("-a", "gptq")}
+JOBS: dict[str, tuple[str, ...]] = {"plain": ()}
+JOBS |= {name: ("-a", name) for name in ("gptq", "gptaq", "qronos", "autoround")}
 
 
 def write_checkpoint(folder: Path, shape: tuple[int, ...]) -> None:
@@ -74,22 +77,53 @@ def run(words: Sequence[str]) -> tuple[str, float, int]:
     environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen([sys.executable, "-m", "quark", *words], stdout=said, env=environment)
+        together = looked_at(child.pid)
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         said.seek(0)
         text = said.read().decode()
     if child.returncode:
         raise RuntimeError(f"quark {' '.join(words)} ended with {child.returncode}")
-    return text, used.ru_utime + used.ru_stime, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    alone = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return text, used.ru_utime + used.ru_stime, max(alone, together)
 
 
-def measured(folder: Path, job: str) -> dict[str, Any]:
+def looked_at(pid: int) -> int:
+    """The most bytes that a process and its children have together until it ends; 0 where a system does not tell."""
+    most = 0
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        sizes = [resident(one) for one in family(pid)]
+        most = max(most, sum(own for own, _ in sizes) + max((files for _, files in sizes), default=0))
+        time.sleep(0.04)
+    return most
+
+
+def family(pid: int) -> list[int]:
+    """A process and its children."""
+    children: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            children += map(int, file.read_text().split())
+    return [pid, *(one for child in children for one in family(child))]
+
+
+def resident(pid: int) -> tuple[int, int]:
+    """Bytes of a process in memory: its own, and those of files that it maps."""
+    with suppress(OSError, KeyError):
+        lines = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]]
+        found = {row[0]: 1024 * int(row[1]) for row in lines}
+        return found["Anonymous:"], found["Rss:"] - found["Anonymous:"]
+    return 0, 0
+
+
+def measured(folder: Path, job: str, workers: int) -> dict[str, Any]:
     """A forecast and its job."""
-    given = ["torch", "plan", str(folder), "-s", "int4_wo_128", *JOBS[job], *WINDOWS, "--json"]
+    jobs = (*JOBS[job], "--workers", str(workers))
+    given = ["torch", "plan", str(folder), "-s", "int4_wo_128", *jobs, *WINDOWS, "--json"]
     said = json.loads(run(given)[0])
     data = ("--data", str(folder.parent / "ids.npy"), *WINDOWS) if JOBS[job] else ()
     goal = folder.parent / f"out-{job}"
-    words = ["torch", "quantize-files", str(folder), "-o", str(goal), "-s", "int4_wo_128", *JOBS[job], *data, "--json"]
+    words = ["torch", "quantize-files", str(folder), "-o", str(goal), "-s", "int4_wo_128", *jobs, *data, "--json"]
     start = time.perf_counter()
     _, cpu, peak = run(words)
     wall = time.perf_counter() - start
@@ -105,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; see the module."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=[*SHAPES][1:])
-    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=[*JOBS])
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=["plain", "gptq"])
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", type=Path, help=record.HELP)
     given = parser.parse_args(argv)
     found = {}
@@ -113,7 +148,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as name:
             (folder := Path(name) / "model").mkdir()
             write_apart(folder, shape)
-            found |= {f"{shape} B, {job}": measured(folder, job) for job in given.jobs}
+            found |= {
+                f"{shape} B, {job}, {given.workers} at once": measured(folder, job, given.workers) for job in given.jobs
+            }
     cells = [
         [
             name,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def run(request: Predicted) -> None:
     """Decide about every tensor, and say what comes out; only ``--plan`` is written."""
     start = time.process_time()
-    values, found = decided(request, request.samples, request.seq_len, request.batch_size)
+    values, found = decided(request, request.samples, request.seq_len, request.batch_size, request.workers)
     seconds = found.seconds + time.process_time() - start  # the job imports and decides as this command has done
     if request.plan is not None:
         write_text(found.plan.to_json(), request.plan)
@@ -141,11 +141,12 @@ def windows_of(request: Predicted) -> dict[str, int]:
 def cost_table(request: Predicted, found: TorchForecast, seconds: float) -> Table:
     """Sizes of the files, and what ``quantize-files`` takes."""
     needs = found.needs
+    at_once = f", {request.workers} workers" if request.workers > 1 else ""
     rows = (
         ("tensors now", file_size(found.float_bytes)),
         ("tensors then (format quark)", file_size(needs.written)),
         ("against now", f"{found.float_bytes / max(needs.written, 1):.1f}×"),
-        ("memory of quantize-files", file_size(needs.memory)),
+        (f"memory of quantize-files{at_once}", file_size(needs.memory)),
         ("disk beside the result meanwhile", file_size(needs.temporary)),
         ("time of quantize-files here", duration(seconds)),
     )

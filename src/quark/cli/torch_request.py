@@ -189,6 +189,9 @@ class Predicted(Explained):
     samples: Windows = 128
     seq_len: Length = 512
     batch_size: Batch = 8
+    workers: Annotated[
+        int, typer.Option(min=1, max=parallel.MOST, help="Of quantize-files, for which memory is told.")
+    ] = 1
     tensors: Annotated[bool, typer.Option(help="Also list every quantized tensor.")] = False
     plan: PlanPath = None
     overwrite: Overwrite = False

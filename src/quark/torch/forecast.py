@@ -20,7 +20,7 @@ from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.layout import store
 from quark.torch.fake_quantize import calibrate_with
 from quark.torch.files.decision import CheckpointDecision, decide, quantizer_of
-from quark.torch.files.needs import Needs, needs_of
+from quark.torch.files.needs import Needs, needs_of, work_of
 from quark.torch.matching import is_static
 
 DISK = 5e8  # bytes per second
@@ -53,7 +53,7 @@ class TorchForecast:
 
 
 def forecast(
-    checkpoint: Checkpoint, config: QConfig, samples: int = 128, tokens: int = 512, batch: int = 8
+    checkpoint: Checkpoint, config: QConfig, samples: int = 128, tokens: int = 512, batch: int = 8, workers: int = 1
 ) -> TorchForecast:
     """Decide about every tensor.
 
@@ -61,6 +61,7 @@ def forecast(
         checkpoint, config: what is quantized, and how.
         samples, tokens, batch: windows, their length, and how many run at once, where any are needed; else as the
             commands take them where nothing is said.
+        workers: processes that do it at once.
 
     Raises:
         ConfigError: a pattern that matches nothing, or a configuration that a tensor does not fit.
@@ -69,7 +70,8 @@ def forecast(
     check_available(config)
     decision = decide(checkpoint, config, in_memory=True)
     data = bool(config.algo_config) or any(map(is_static, decision.found.quantized))
-    needs = needs_of(checkpoint, decision, *((samples, tokens, batch) if data else (0, 0)))
+    windows = (samples, tokens, batch) if data else (0, 0, batch)
+    needs = needs_of(checkpoint, decision, windows, workers, work_of(config))
     sizes = [stored.dtype.itemsize * prod(stored.shape) for stored in decision.tensors.values()]
     largest = max((4 * prod(one.shape) for one in decision.tensors.values()), default=0)
     seconds = needs.seconds(*speeds(decision), DISK)
