@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
@@ -68,13 +69,14 @@ def test_rows_are_clipped_alike_a_few_at_a_time(rows: int) -> None:
 
 @pytest.mark.parametrize("most", [None, 2 * 5])
 def test_groups_are_clipped_alike_by_themselves(most: int | None) -> None:
-    def alone(weight: np.ndarray, limit: np.ndarray) -> np.ndarray:
-        scale = np.minimum(np.abs(weight).max(1, keepdims=True), limit) / 3
-        return np.clip(np.rint(np.clip(weight, -limit, limit) / scale), -3, 3) * scale
+    def alone(weight: np.ndarray, limits: np.ndarray) -> Iterator[np.ndarray]:
+        for limit in limits:
+            scale = np.minimum(np.abs(weight).max(1, keepdims=True), limit) / 3
+            yield np.clip(np.rint(np.clip(weight, -limit, limit) / scale), -3, 3) * scale
 
     def rounded(weight: np.ndarray) -> np.ndarray:
         parts = [weight[:, k : k + 5] for k in range(0, 20, 5)]
-        return np.concatenate([alone(part, np.abs(part).max(1, keepdims=True)) for part in parts], 1)
+        return np.concatenate([next(alone(part, np.abs(part).max((1,), keepdims=True)[None])) for part in parts], 1)
 
     together = awq.best_clips(WEIGHT, rounded, HESSIAN, 5)
     assert together is not None and together.any()

@@ -54,6 +54,10 @@ def test_parameters(grid, lo, hi, scale, zero):
     assert found[0].dtype == np.float32
     assert found[0] == np.float32(scale)
     assert found[1] == zero
+    if grid.centred:  # beside a usual range too
+        widest = np.maximum(-np.minimum(lo, 0.0), np.maximum(hi, 0.0))
+        np.testing.assert_array_equal(grid.scales(np.array([widest, 1.0]))[:1], found[0])
+        assert grid.scales(torch.tensor([widest], dtype=torch.float64)).numpy() == found[0]
 
 
 def test_parameters_of_many_ranges_at_once():
@@ -67,6 +71,8 @@ def test_a_range_must_be_finite_and_ordered():
     for lo, hi in ((0.0, np.inf), (np.nan, 1.0)):
         with pytest.raises(DataError, match="finite"):
             Grid(INT8).parameters(lo, hi)
+        with pytest.raises(DataError, match="finite"):
+            Grid(INT8).scales(np.array([1.0, max(abs(lo), hi), 2.0]))
     with pytest.raises(DataError, match="empty"):
         Grid(INT8).parameters(1.0, 0.5)
 

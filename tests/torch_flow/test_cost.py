@@ -13,8 +13,9 @@ from torch import nn
 
 from quark.algorithms import awq as mathematics
 from quark.algorithms.svdquant import EXTRA
+from quark.errors import DataError
 from quark.torch import ModelQuantizer
-from quark.torch.algorithms import awq, channels, scaling
+from quark.torch.algorithms import awq, channels, judge, scaling
 from quark.torch.algorithms.channels import columns_of
 from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone
 from quark.torch.algorithms.judge import ScaleJudge
@@ -42,6 +43,24 @@ def test_awq_runs_the_model_as_often_for_one_candidate_as_for_thirty(monkeypatch
     monkeypatch.setattr(awq, "GRID", ((0.5,), (0.0,)))
     monkeypatch.setattr(mathematics, "CLIPS", 1)
     assert many == forwards(AWQConfig(), "w4a8")
+
+
+def test_float_answers_are_not_computed_again_behind_a_walk_over_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the last block hands on is known from the search; the answers are those of the model."""
+    seen, measured = list[Any](), scaling.output_distance
+
+    def watched(walk: Any, handed_on: Any = ()) -> Any:
+        found = measured(walk, handed_on)
+        seen.append((found.wanted, measured(walk).wanted))
+        return found
+
+    before, _ = forwards(AWQConfig(), "int4")
+    monkeypatch.setattr(scaling, "output_distance", lambda walk, _: measured(walk))
+    assert forwards(AWQConfig(), "int4")[0] - before >= len(decoder().parts) * len(samples())
+    monkeypatch.setattr(scaling, "output_distance", watched)
+    forwards(AWQConfig(), "int4")
+    ((shared, alone),) = seen
+    assert all(torch.equal(*pair) for each in zip(shared, alone, strict=True) for pair in zip(*each, strict=True))
 
 
 def test_svdquant_runs_the_model_once_per_sample() -> None:
@@ -155,6 +174,26 @@ def test_roots_of_squares_stand_for_the_rows(rank: int) -> None:
     inputs = PlaceInputs(torch.zeros(16), torch.zeros(16))
     inputs.add(x, 64, squares=True)
     torch.testing.assert_close(inputs.root.T @ inputs.root, x.T @ x, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4", "mxfp4"])
+def test_roots_judge_as_the_rows_whose_squares_they_are(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In steps without the zeros of a triangle, the last of which is short; weights lie in memory as they like."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(judge, "STEP", 24)
+    layers = nn.Sequential(nn.Linear(64, 32, bias=False), nn.Linear(64, 64, bias=False))
+    layers[1].weight = nn.Parameter(torch.randn(64, 64).T)
+    items, x = match(layers, QConfig(replace(LAYERS[kind], input_tensors=None))).quantized, torch.randn(64, 64)
+    root = torch.linalg.cholesky((x.T @ x).double(), upper=True).float()
+    scales = list(torch.rand(5, 64) + 0.5)
+    small = ScaleJudge(items, root)
+    assert [first for first, _ in small.steps] == [0, 24, 48] and len(ScaleJudge(items, x).steps) == 1
+    for some in (items, items[1:]):
+        assert ScaleJudge(some, root).errors(scales) == pytest.approx(ScaleJudge(some, x).errors(scales), rel=1e-4)
+    with torch.no_grad():
+        layers[0].weight[3, 5] = torch.nan
+    with pytest.raises(DataError, match="NaN"):
+        small.errors(scales[:1])
 
 
 class MeanObserver(UniformScalingObserver):

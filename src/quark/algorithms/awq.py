@@ -25,6 +25,7 @@ SHRINK = 0.05
 UNCLIPPED = ("q_", "k_", "query", "key", "Wqkv", "qkv", "c_attn")
 SMALLEST = 1e-4
 Pair = tuple[float, float]
+Rounded = Callable[[Array, Array], Iterable[Same]]  # a weight limited to each of some limits
 
 
 def scale_of(inputs: Array, weights: Array, exponents: Pair) -> Same:
@@ -85,7 +86,7 @@ def best_clips(
     hessian: Array,
     size: int,
     most: int | None = None,
-    alone: Callable[[Array, Array], Same] | None = None,
+    alone: Rounded | None = None,
 ) -> Same | None:
     """How far each group of a weight is best clipped, uint8 [rows, groups]; None where nothing is gained.
 
@@ -95,13 +96,13 @@ def best_clips(
         hessian: of the layer's inputs, [columns, columns].
         size: columns that share a scale in a row.
         most: values that are searched together, where ``quantized`` rounds rows by themselves; None: all.
-        alone: columns [rows, size] of one group, limited to [rows, 1], as they will be rounded, where ``quantized``
-            rounds groups by themselves and ``size`` divides the columns; None: it does not.
+        alone: columns [rows, size] of one group, limited to each of [limits, rows, 1], as they will be rounded, where
+            ``quantized`` rounds groups by themselves and ``size`` divides the columns; None: it does not.
     """
     xp, blocks, (height, width) = namespace(weight), diagonal_blocks(hessian, size), weight.shape
 
-    def limited(values: Array, limit: Array) -> Same:
-        return quantized(_limited(values, limit, size))
+    def limited(values: Array, limits: Array) -> Iterator[Same]:
+        return (quantized(_limited(values, limit, size)) for limit in limits)
 
     wide, rounded = (width, limited) if alone is None else (size, alone)
     high = height if most is None else max(1, most // wide)
@@ -116,20 +117,19 @@ def best_clips(
     return xp.asarray(xp.where(gained > 0, steps, 0 * steps), dtype=xp.uint8)
 
 
-def _best_of_groups(
-    weight: Array, rounded: Callable[[Array, Array], Same], blocks: Array, size: int
-) -> tuple[Array, Array, Array]:
+def _best_of_groups(weight: Array, rounded: Rounded, blocks: Array, size: int) -> tuple[Array, Array, Array]:
     """The best steps of each group by itself, and the errors of rounding without and with them."""
-    xp, limit = namespace(weight), amax_of(weight, size)
-    errors = rounded(weight, limit) - weight
-    lowest, steps = group_losses(errors, blocks, size), xp.zeros_like(limit)
-    for step in range(1, CLIPS):
-        error = rounded(weight, limit * (1 - SHRINK * step))
+    xp, widest = namespace(weight), amax_of(weight, size)
+    every = iter(rounded(weight, xp.stack([widest * (1 - SHRINK * step) for step in range(CLIPS)])))
+    errors = next(every) - weight
+    lowest, steps = group_losses(errors, blocks, size), xp.zeros_like(widest)
+    for step, error in enumerate(every, 1):
         error -= weight
         losses = group_losses(error, blocks, size)
         better = losses < lowest
         lowest, steps = xp.where(better, losses, lowest), xp.where(better, xp.full_like(steps, step), steps)
-    return steps, errors, rounded(weight, limit * (1 - SHRINK * steps)) - weight
+    (best,) = rounded(weight, (widest * (1 - SHRINK * steps))[None])
+    return steps, errors, best - weight
 
 
 def tiles(x: Array, size: int) -> Same:
@@ -157,5 +157,5 @@ def diagonal_blocks(hessian: Array, size: int) -> Same:
 
 def group_losses(error: Array, blocks: Array, size: int) -> Same:
     """e_g H_gg e_g^T per row and group, [rows, groups]."""
-    parts = tiles(error, size).reshape(len(error), len(blocks), size).swapaxes(0, 1)
+    parts = pad(error, (len(error), len(blocks) * size)).reshape(len(error), len(blocks), size).swapaxes(0, 1)
     return ((parts @ blocks) * parts).sum(-1).T

@@ -9,6 +9,8 @@ quotient beyond every code, becomes the highest or the lowest code. float64 inpu
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 
 from quark.dataclass import dataclass
@@ -81,6 +83,21 @@ class Grid:
         else:
             zero_point = xp.clip(xp.round(self.format.min - low / exact), self.format.min, self.format.max)
         return self.snap(widest, float32(exact)), cast(zero_point, self.format.zero_dtype)
+
+    def scales(self, widest: Array) -> Same:
+        """The scales of ``parameters``, where the grid is ``centred``, for many small arrays of ranges.
+
+        Args:
+            widest: the larger bounds of ranges, at least one, not negative, float64; NumPy or a tensor.
+
+        Raises:
+            DataError: a bound is NaN or infinite.
+        """
+        exact = widest / self.divisor
+        usual = float(exact.min()) >= SMALLEST_NORMAL and float(exact.max()) < LARGEST_BOUND / self.divisor
+        if not usual or self.format.unit_scale:
+            return self.parameters(-widest, widest)[0]
+        return self.snap(widest, float32(exact))
 
     @property
     def centred(self) -> bool:
@@ -193,7 +210,8 @@ class Coding:
             return like_input(self.dequantize(self.quantize(x, scale, zero_point), scale, zero_point), as_array(x))
 
         def values(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
-            placed = element.place(float32(part) / scale, zero_point, rule, self.narrow)
+            quotient = float32(part) / scale
+            placed = element.place(quotient, zero_point, rule, self.narrow, quotient)
             namespace(placed).multiply(placed, scale, out=out)
 
         x = as_array(x)
@@ -206,18 +224,20 @@ class Coding:
         whole = not isinstance(self.format, Block) and SCALE_RULES[self.scale_rule].parts is None
         return whole and self.format.work_dtype == "float32" and self.rounding in RULES
 
-    def beside(self, x: Array, scale: Array, zero_point: Operand) -> Same:
+    def beside(self, x: Array, scale: Array, zero_point: Operand, out: Same | None = None) -> Same:
         """``fake_quantize`` of float32 under parameters that broadcast against ``x``, where elements are ``alone``.
 
-        Without what large tensors need: for many small ones, which are rounded thousands of times.
+        Without what large tensors need: for many small ones, which are rounded thousands of times. ``out``: where to;
+        it may be ``x``.
         """
         element: Element = self.format  # type: ignore[assignment]
+        xp = namespace(x)
         if not isinstance(zero_point, int | float):
             zero_point = cast(as_array(zero_point), element.work_dtype)
-        with quiet():
-            placed = element.place(x / scale, zero_point, RULES[str(self.rounding)], self.narrow)
-            placed *= scale
-        return placed
+        with quiet() if xp is np else nullcontext():
+            quotient = xp.divide(x, scale, out=out)
+            placed = element.place(quotient, zero_point, RULES[str(self.rounding)], self.narrow, quotient)
+            return xp.multiply(placed, scale, out=quotient)
 
 
 def axis_of(granularity: Granularity) -> int:

@@ -130,15 +130,16 @@ def chunk_size(x: Same) -> int:
     return 1 << 16
 
 
-def clip(x: Array, lo: Operand, hi: Operand) -> Same:
-    """``x`` limited to [lo, hi], which may be numbers or arrays; NaN stays NaN."""
+def clip(x: Array, lo: Operand, hi: Operand, out: Same | None = None) -> Same:
+    """``x`` limited to [lo, hi], which may be numbers or arrays; NaN stays NaN. ``out``: where to; it may be ``x``."""
     if is_torch(lo):  # torch's own clip is not vectorised for bounds that are tensors
         torch = sys.modules["torch"]
-        return torch.minimum(torch.maximum(x, lo), hi)
+        above = torch.maximum(x, lo, out=out)
+        return torch.minimum(above, hi, out=out)
     if not is_torch(x) and (x.size < CLIP_SIZE or np.size(lo) > 1):  # nor is NumPy's
-        above = np.maximum(x, lo)
+        above = np.maximum(x, lo, out=out)
         return np.minimum(above, hi, out=above) if np.shape(above) else np.minimum(above, hi)
-    return namespace(x).clip(x, lo, hi)
+    return namespace(x).clip(x, lo, hi, out=out)
 
 
 def has_nan(x: Array) -> bool:

@@ -121,10 +121,13 @@ class Int:
 
     round = on_grid
 
-    def snap(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool = False) -> Same:
-        """``clip(round(x) + zero_point) - zero_point`` in ``work_dtype``, never -0; ``x`` is float32 and is kept."""
+    def snap(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool = False, room: Same | None = None) -> Same:
+        """``clip(round(x) + zero_point) - zero_point`` in ``work_dtype``, never -0; ``x`` is float32 and is kept.
+
+        ``room``: of the shape and type of the result, which may be written there; it may be ``x``, which is lost then.
+        """
         x = cast(x, self.work_dtype)
-        placed = clip(x, self.min + narrow - zero_point, self.max - zero_point)
+        placed = clip(x, self.min + narrow - zero_point, self.max - zero_point, room)
         if rule is half_even:
             placed += INTEGER_MAGIC[self.work_dtype]
             placed -= INTEGER_MAGIC[self.work_dtype]
@@ -133,13 +136,15 @@ class Int:
         placed += 0.0
         return placed
 
-    def place(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool = False) -> Same:
-        """``snap`` rounded to float32.
+    def place(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool = False, room: Same | None = None) -> Same:
+        """``snap`` rounded to float32; ``room``: float32, of the shape of the result.
 
         Half to even needs no float64 for that: x is an integer from 2**23 on, and no float32 lies between a bound and
         the float32 next to it.
         """
-        if self.work_dtype == "float32" or rule is not half_even:
+        if self.work_dtype == "float32":
+            return float32(self.snap(x, zero_point, rule, narrow, room))
+        if rule is not half_even:
             return float32(self.snap(x, zero_point, rule, narrow))
         bounds = (float32(as_array(bound - zero_point)) for bound in (self.min + narrow, self.max))
         placed = half_even(clip(x, *bounds))
@@ -239,8 +244,10 @@ class Float:
 
     round = on_grid
 
-    def snap(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool | None = None) -> Same:
-        """float32 ``x`` (kept) on the grid; the sign of zero stays. ``zero_point`` and ``narrow`` mean nothing here."""
+    def snap(
+        self, x: Array, zero_point: Operand, rule: Rule, narrow: bool | None = None, room: Same | None = None
+    ) -> Same:
+        """float32 ``x`` (kept) on the grid; the sign of zero stays. All but ``rule`` means nothing here."""
         xp = namespace(x)
         wide = self.exponent_bits == 8  # the range of float32: nothing is beyond, and the adder would overflow
         if self.saturates or not wide:
@@ -404,7 +411,9 @@ class Power:
 
     round = on_grid
 
-    def snap(self, x: Array, zero_point: Operand, rule: Rule, narrow: bool | None = None) -> Same:
+    def snap(
+        self, x: Array, zero_point: Operand, rule: Rule, narrow: bool | None = None, room: Same | None = None
+    ) -> Same:
         """float32 ``x`` as powers of two; values at or beyond 1.5 * 2**127 become NaN under the nearest roundings."""
         xp = namespace(x)
         exponent = xp.clip(to_bits(x) >> 23, 0, 254) - 127

@@ -67,6 +67,8 @@ class ScaleRule:
     def snap(self, scale: Array) -> Same:
         """The allowed scales nearest to ``scale`` (positive, any shape; NumPy, torch or a number), as float32."""
         scale = float32(as_array(scale))
+        if self.nearest is itself:
+            return scale
         if self.parts is not None and len(scale.shape):
             return self.nearest(scale)
         return self.nearest(scale.reshape(-1)).reshape(scale.shape)
@@ -76,6 +78,11 @@ class ScaleRule:
         if self.bump is None:
             return self.snap(amax / as_parameter(largest, amax))
         return shared_exponent(self.bump(to_bits(amax), bits), floor(log2(largest)))
+
+
+def itself(scale: Array) -> Same:
+    """Every float32 is allowed."""
+    return scale
 
 
 def shared_exponent(bits: Array, emax: int) -> Same:
@@ -156,7 +163,7 @@ SMALLEST_FACTOR = 8 / (448 * 512)
 E4M3, BFLOAT16 = of_format("fp8_e4m3"), of_format("bfloat16")
 E8M0, FP8 = ELEMENTS["e8m0"], ELEMENTS["fp8_e4m3"]  # the second: what kernels round products to
 ROWS: tuple[ScaleRule, ...] = (
-    ScaleRule("float32", lambda scale: scale),
+    ScaleRule("float32", itself),
     ScaleRule("float16", of_format("float16"), ELEMENTS["float16"]),
     ScaleRule("bfloat16", BFLOAT16, ELEMENTS["bfloat16"]),
     ScaleRule("power_of_two", lambda scale: pow2(-position(scale)), E8M0),

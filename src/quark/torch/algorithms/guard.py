@@ -7,14 +7,14 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 from quark.dataclass import dataclass
 from quark.measure.outputs import scores_apart, shares, squared
-from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
+from quark.torch.algorithms.answers import BlockWalk, Change, answers, exit_of, walk_of
 from quark.torch.algorithms.context import ModelContext
 
 MODEL_SAMPLES = 32  # that a model is judged on
@@ -46,10 +46,16 @@ class OutputDistance:
         return tuple(self.distance(x, y) for x, y in zip(found, self.wanted, strict=True))
 
 
-def output_distance(walk: BlockWalk) -> OutputDistance:
-    """That of the model as it is now."""
+def output_distance(walk: BlockWalk, handed_on: Sequence[torch.Tensor] = ()) -> OutputDistance:
+    """That of the model as it is now.
+
+    Args:
+        walk: the model.
+        handed_on: what its last block makes of each sample, where that is known.
+    """
     samples = list(range(min(MODEL_SAMPLES, len(walk.context.samples))))
-    wanted = answers(walk, samples)
+    known = walk.blocks.path and len(handed_on) >= len(samples)
+    wanted = [exit_of(walk, k, handed_on[k]) for k in samples] if known else answers(walk, samples)
     tables = [module.num_embeddings for module in walk.context.model.modules() if isinstance(module, nn.Embedding)]
     words = any(first.shape[-1] in tables for first in wanted[0][:1]) if wanted else False
     single = all(len(found) == 1 for found in wanted)

@@ -14,15 +14,14 @@ from quark.dataclass import dataclass
 from quark.torch.algorithms.context import new_quantizer
 from quark.torch.algorithms.rows import group_of_row
 from quark.torch.algorithms.scaling import PlaceInputs
-from quark.torch.algorithms.trial import quantize_new, quantized_matrix
+from quark.torch.algorithms.trial import error_of, quantize_new, quantized_matrix
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 
 OUTPUTS = 256  # of a layer, by which candidates are told apart
 SMALLS = {"cpu": 1 << 20}  # values of a weight that is rounded together with others, by the kind of device
 SMALL = 1 << 24  # on any other, where each call costs more than its arithmetic
-PIECES = {"cpu": 1 << 19}  # values that are rounded together, of all candidates
-PIECE = 1 << 24
+STEP = 128  # rows of a triangular root that are multiplied at once
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,8 @@ class ScaleJudge:
 
     def errors(self, scales: Sequence[torch.Tensor]) -> list[float]:
         """``error`` with each of some scales."""
+        if not scales:
+            return []
         by_inputs = defaultdict[Any, list[Match]](list)
         for item in self.items:
             by_inputs[item.stages["input_tensors"]].append(item)
@@ -99,16 +100,23 @@ class ScaleJudge:
 
     def rounded(self, items: list[Match], scales: Sequence[torch.Tensor]) -> Iterator[float]:
         """The error of layers rounded as one, of which only the weights are quantized: x (Q(w s) / s - w)^T."""
-        weights = [self.weight(item) for item in items]
+        weights, error = [self.weight(item) for item in items], error_of(items[0])
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        most = PIECES.get(weight.device.type, PIECE) // weight.numel() if row_by_row(items[0]) else 1
-        for k in range(0, len(scales), max(1, most)):
-            s = torch.stack(tuple(scales[k : k + max(1, most)]))[:, None]
-            tuned = quantized_matrix(items[0], (weight * s).reshape(-1, weight.shape[1]))
-            error = tuned.reshape(len(s), *weight.shape).div_(s).sub_(weight)
-            powers = row_powers(error.reshape(tuned.shape) @ self.rows.T, self.power).reshape(len(s), -1)
-            parts = powers.split([len(own) for own in weights], 1)
-            yield from sum(part.sum(1) / (part.shape[1] * len(self.rows)) for part in parts).tolist()
+        powers = torch.stack([self.powers(error(weight, s)) for s in scales])
+        parts = powers.split([len(own) for own in weights], 1)
+        yield from sum(part.sum(1) / (part.shape[1] * len(self.rows)) for part in parts).tolist()
+
+    def powers(self, error: torch.Tensor) -> torch.Tensor:
+        """The sums of |x e|**power of each row of errors [out, channels], float64."""
+        return torch.stack([row_powers(error[:, first:] @ rows.T, self.power) for first, rows in self.steps]).sum(0)
+
+    @cached_property
+    def steps(self) -> list[tuple[int, torch.Tensor]]:
+        """The inputs in parts, [n, channels from the first on], without the channels that are 0 in all: of roots."""
+        rows = self.rows
+        if rows.shape[0] != rows.shape[1] or bool(rows.tril(-1).any()):
+            return [(0, rows)]
+        return [(k, rows[k : k + STEP, k:]) for k in range(0, len(rows), STEP)]
 
 
 def row_powers(x: torch.Tensor, power: float) -> torch.Tensor:

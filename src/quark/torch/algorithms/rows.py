@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from quark.dataclass import dataclass
-from quark.errors import known
+from quark.errors import DataError, known
 from quark.numerics.affine import Coding
 from quark.numerics.elements import Element
 from quark.numerics.granularity import Group, Tensor
@@ -89,14 +90,20 @@ class RowsByScale(RowRounding):
 
     def bounds(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The extremes; to both sides of 0, where the larger one says all."""
-        lowest, highest = row_extremes(rows)
+        lowest, highest = rows.amin(-1), rows.amax(-1)
         if not self.stage.grid.centred:
             return lowest, highest
         widest = torch.maximum(-lowest, highest)
         return -widest, widest
 
     def known(self, lowest: torch.Tensor, highest: torch.Tensor) -> Known:
-        """Scales, and zero points where they are not all the same."""
+        """Scales, and zero points where they are not all the same.
+
+        Raises:
+            DataError: a bound is NaN or infinite.
+        """
+        if self.stage.grid.centred and highest.numel():
+            return (torch.as_tensor(self.stage.grid.scales(in_double(highest))).to(highest.device),)
         found = (known(value, "a row's") for value in self.part.parameters_of(lowest, highest))
         return tuple(found)[: 1 if self.stage.grid.centred else 2]
 
@@ -106,29 +113,58 @@ class RowsByScale(RowRounding):
 
     def matrix(self, rows: torch.Tensor) -> torch.Tensor | None:
         """Rows [n, size] of one scale each, rounded; None: one of them is not finite."""
-        lowest, highest = row_extremes(rows)
-        if not bool(torch.isfinite(lowest).all() & torch.isfinite(highest).all()):
-            return None
-        parameters, made = self.known(lowest, highest), torch.empty_like(rows)
-        step = max(1, PIECES.get(rows.device.type, PIECE) // rows.shape[1])
-        for k in range(0, len(rows), step):
-            made[k : k + step] = self.whole(rows[k : k + step], tuple(x[k : k + step] for x in parameters))
-        return made
+        made = torch.empty_like(rows)
+        with suppress(DataError):
+            for part, own in zip(pieces(rows), pieces(made), strict=True):
+                self.put(part, self.known(*self.bounds(part)), own)
+            return made
+        return None
 
-    def limited(self, rows: Any, limit: Any) -> torch.Tensor:
-        """Rows [n, size] limited to at most their largest magnitude, [n, 1], rounded."""
+    def error(self, weight: torch.Tensor, s: torch.Tensor, size: int) -> torch.Tensor | None:
+        """Q(w s) / s - w of rows of groups [n, channels] under scales [channels]; None: a value is not finite."""
+        made = weight.new_empty(weight.shape)  # row by row, as a transposed weight is not
+        with suppress(DataError):
+            for part, own in zip(pieces(weight), pieces(made), strict=True):
+                torch.mul(part, s, out=own)
+                groups = own.view(-1, size)
+                self.put(groups, self.known(*self.bounds(groups)), groups)
+                own.div_(s).sub_(part)
+            return made
+        return None
+
+    def put(self, rows: torch.Tensor, known: Known, out: torch.Tensor) -> None:
+        """Rows [n, size] rounded into ``out``, which may be themselves."""
+        scale, *zero = (x[:, None] for x in known)
+        self.coding.beside(rows, scale, zero[0] if zero else self.stage.format.middle, out)
+
+    def limited(self, rows: Any, limits: Any) -> Iterator[torch.Tensor]:
+        """Rows [n, size] limited to at most their largest magnitudes, each of [limits, n, 1], rounded."""
         lowest, highest = (
-            (-limit, limit)
+            (-limits, limits)
             if self.stage.grid.centred
-            else (bound[:, None].clamp(-limit, limit) for bound in row_extremes(rows))
+            else (bound[:, None].clamp(-limits, limits) for bound in row_extremes(rows))
         )
-        values = torch.minimum(torch.maximum(rows, -limit), limit)
-        return self.whole(values, self.known(lowest[:, 0], highest[:, 0]))
+        known = self.known(lowest[..., 0], highest[..., 0])
+        for k, limit in enumerate(limits):
+            values = torch.maximum(rows, -limit)
+            torch.minimum(values, limit, out=values)
+            self.put(values, tuple(x[k] for x in known), values)
+            yield values
 
     def column(self, values: torch.Tensor, known: Known) -> torch.Tensor:
         """Values rounded under the scales of their rows."""
         scale, *zero = known
         return self.coding.beside(values, scale, zero[0] if zero else self.stage.format.middle)
+
+
+def in_double(bound: torch.Tensor) -> torch.Tensor:
+    """A bound for arithmetic in float64: where it is, or on the CPU where its device lacks the type."""
+    return bound.double() if bound.device.type in ("cpu", "cuda") else bound.cpu().double()
+
+
+def pieces(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Some rows after others, as many as the cache holds with what becomes of them."""
+    return rows.split(max(1, PIECES.get(rows.device.type, PIECE) // rows.shape[1]))
 
 
 def finds_infinity(stage: Stage) -> bool:

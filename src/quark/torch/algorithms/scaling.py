@@ -252,8 +252,9 @@ def scale_places(
         return
     walk = walk_of(context, path)
     way = ScaleSearch(items, choose, finish, squares)
-    changes = [partial(make, walk, way, some) for some in subsets(choices(walk, wanted, way))]
-    best = best_change(changes, output_distance(walk).errors) if changes else None
+    made, handed_on = choices(walk, wanted, way)
+    changes = [partial(make, walk, way, some) for some in subsets(made)]
+    best = best_change(changes, output_distance(walk, handed_on).errors) if changes else None
     if best is None:
         log.warning("the model keeps its scales: no others make its quantized answers better than chance")
     else:
@@ -283,8 +284,8 @@ def apply(context: ModelContext, way: ScaleSearch, choice: ScalingChoice) -> Non
             way.finish.make(context, way.items[name], values)
 
 
-def choices(walk: BlockWalk, wanted: list[Place], way: ScaleSearch) -> list[ScalingChoice]:
-    """What is chosen at each place, block by block; the model stays as it is.
+def choices(walk: BlockWalk, wanted: list[Place], way: ScaleSearch) -> tuple[list[ScalingChoice], list[Any]]:
+    """What is chosen at each place, block by block, and what the last block hands on; the model stays as it is.
 
     Blocks that an interrupted job has behind it are neither searched nor run again (``BlockStore.known``,
     ``BlockStore.passing``).
@@ -309,13 +310,14 @@ def choices(walk: BlockWalk, wanted: list[Place], way: ScaleSearch) -> list[Scal
                 stream = stream.behind(name, handed_on)
                 continue
             with context.store.visiting(name):
-                stream = stream.behind(name, chosen_at(BlockRun(name, block, stream), here))
+                handed_on = chosen_at(BlockRun(name, block, stream), here)
+            stream = stream.behind(name, handed_on)
             notes.write(done + 1, [stream.hidden])
     notes.forget()
     if outside := [place for place in wanted if place.block not in walk.blocks.modules]:
         with context.store.recording():
             chosen_at(BlockRun("", context.model, Stream(list(context.samples))), outside)
-    return found
+    return found, handed_on
 
 
 def choices_in(

@@ -104,15 +104,27 @@ def best_start(context: ModelContext, place: Place, family: Family) -> torch.Ten
     def scales(pair: Pair) -> torch.Tensor:
         return effective(context, place, scale_of(family.inputs, family.weights, pair))
 
-    coarse = family.judge.coarse
-    s = scales(best_exponents(lambda pairs: coarse.errors([scales(pair) for pair in pairs]), family.exponents))
-    others = (effective(context, place, other) for other in family.others)
-    return best(place, coarse, [s, *others])
+    coarse, known = family.judge.coarse, dict[Pair, float]()
+
+    def errors(pairs: list[Pair]) -> list[float]:
+        scaled = [pair for pair in pairs if any(pair)]  # exponents of 0 make scales of 1
+        known.update(dict.fromkeys(pairs, coarse.error()))
+        known.update(zip(scaled, coarse.errors([scales(pair) for pair in scaled]), strict=True))
+        return [known[pair] for pair in pairs]
+
+    pair = best_exponents(errors, family.exponents)
+    others = [effective(context, place, other) for other in family.others]
+    return least(place, coarse, [(known[pair], scales(pair)), *zip(coarse.errors(others), others, strict=True)])
 
 
 def best(place: Place, judge: ScaleJudge, candidates: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The candidate with the least error, if that is less than without scales."""
-    error, s = min(zip(judge.errors(candidates), candidates, strict=True), key=lambda pair: pair[0])
+    return least(place, judge, list(zip(judge.errors(candidates), candidates, strict=True)))
+
+
+def least(place: Place, judge: ScaleJudge, found: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor | None:
+    """The scales of the least error, if that is less than without scales."""
+    error, s = min(found, key=lambda pair: pair[0])
     if error < judge.error():
         return s
     log.info("%s keeps its scale: no other lowers the error", place.source)

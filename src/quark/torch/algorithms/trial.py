@@ -80,3 +80,17 @@ def rounding_of(item: Match) -> Callable[[Any], torch.Tensor]:
         return stored.T if transposed else stored
 
     return rounded
+
+
+def error_of(item: Match) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A function of a weight [out, in] and scales [in]: what rounding adds to the weight, Q(w s) / s - w."""
+    rounded, rows, size = rounding_of(item), by_scale(item), group_of_row(item)
+
+    def error(weight: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        if rows is not None and size is not None and weight.shape[1] % size == 0:
+            made = rows.error(weight, s, size)
+            if made is not None:
+                return made
+        return rounded(weight * s).div_(s).sub_(weight)
+
+    return error
