@@ -142,10 +142,8 @@ class Int:
         Half to even needs no float64 for that: x is an integer from 2**23 on, and no float32 lies between a bound and
         the float32 next to it.
         """
-        if self.work_dtype == "float32":
-            return float32(self.snap(x, zero_point, rule, narrow, room))
-        if rule is not half_even:
-            return float32(self.snap(x, zero_point, rule, narrow))
+        if self.work_dtype == "float32" or rule is not half_even:
+            return float32(self.snap(x, zero_point, rule, narrow, room if self.work_dtype == "float32" else None))
         bounds = (float32(as_array(bound - zero_point)) for bound in (self.min + narrow, self.max))
         placed = half_even(clip(x, *bounds))
         placed += 0.0
