@@ -9,7 +9,8 @@ import onnx_ir as ir
 import pytest
 from tests.onnx_flow import models
 
-from quark.onnx import Config, ModelQuantizer, get_default_config
+from quark.numerics.elements import ELEMENTS, Int
+from quark.onnx import Config, ModelQuantizer, diagnosis, get_default_config
 from quark.onnx.compare import compare
 from quark.onnx.diagnosis import of_model
 from quark.onnx.flow import Result
@@ -74,6 +75,22 @@ def test_scales_along_another_axis_say_nothing_of_the_channels(axis: int) -> Non
     text = f"""g (float[1,8,4,4] x) => (float[1,8,4,4] y) {{
         d = DequantizeLinear<axis = {axis}>(w, s, z) [layer] y = Conv(x, d) }}"""
     assert [one.node for one in of_model(load(models.model(text, numbers)))] == ["layer"][axis:]
+
+
+@pytest.mark.parametrize("name", ["int2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32"])
+@pytest.mark.parametrize("width", [0.3, 0.9, 1.0, 1.1, 3.0])
+def test_weights_that_need_no_rounding_to_be_judged_lose_less_than_is_said(name: str, width: float) -> None:
+    """Whatever the zero point, and where codes do not reach all values, too."""
+    row, random = ELEMENTS[name], np.random.default_rng(0)
+    assert isinstance(row, Int)
+    zero = np.linspace(row.min, row.max, 9).astype(np.int64).repeat(2)
+    scale = np.exp2(random.uniform(-20, 20, 18)).astype(np.float32)
+    reach = np.minimum(row.max - zero, zero - row.min) * scale * width
+    values = (random.uniform(-1, 1, (18, 500)) * np.maximum(reach, scale)[:, None]).astype(np.float32)
+    weight = diagnosis.Weight(ir.node("Conv", []), values, scale, zero.astype(row.zero_dtype), row)
+    most = diagnosis._most_noise(weight, scale, np.abs(values).max(1))
+    assert (diagnosis._noise(weight, scale) <= most).all()
+    assert np.isfinite(most).any() or row.bits not in (8, 16) or width > 1
 
 
 def test_the_summary_has_the_worst_first_and_counts_the_rest() -> None:

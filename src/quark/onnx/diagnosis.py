@@ -151,17 +151,40 @@ def judge(weight: Weight) -> Weakness | None:
         return None
     one = weight.scale.size == 1
     scale = np.broadcast_to(weight.scale, widest.shape)
-    noise = _noise(weight, scale)
-    signal = np.square(weight.values, dtype=np.float64).sum(1)
+    signal = _squares(weight.values)
     with np.errstate(divide="ignore"):
-        sqnr = median(10 * np.log10(signal[alive] / noise[alive]))
         used = 1 + np.log2(widest[alive] / scale[alive])
     bits = int(weight.format.bits)
     kept = int(np.clip(np.rint(lowest_tenth(used)), 0, bits))
     starved = one and len(widest) > 1 and kept <= SHARE * bits
+    if not starved and _sqnr(signal, _most_noise(weight, scale, widest), alive) >= ENOUGH:
+        return None
+    sqnr = _sqnr(signal, _noise(weight, scale), alive)
     if not starved and sqnr >= ENOUGH:
         return None
     return Weakness(name_of(weight.node), weight.node.op_type, sqnr, _advice(weight, starved, kept, bits, sqnr))
+
+
+def _squares(values: np.ndarray) -> np.ndarray:
+    """The sum of squares of every row, in float64."""
+    return np.einsum("ij,ij->i", values, values, dtype=np.float64)
+
+
+def _sqnr(signal: np.ndarray, noise: np.ndarray, alive: np.ndarray) -> float:
+    """The median over the channels that count."""
+    with np.errstate(divide="ignore"):
+        return median(10 * np.log10(signal[alive] / noise[alive]))
+
+
+def _most_noise(weight: Weight, scale: np.ndarray, widest: np.ndarray) -> np.ndarray:
+    """What the squared error of a channel is below: half a step for every value, where codes reach all of them.
+
+    It spares most weights the rounding. What is rounded is float32: beyond 16 bits half a step is no bound.
+    """
+    codes, zero = weight.format, np.broadcast_to(weight.zero_point, scale.shape).astype(np.int64)
+    reach = scale * (np.minimum(codes.max - zero, zero - codes.min) + 0.4)  # less than half a step beyond the last code
+    half = 0.26 * np.square(scale, dtype=np.float64) * weight.values.shape[1]
+    return np.where((widest <= reach) & (codes.bits <= 16), half, np.inf)
 
 
 def _noise(weight: Weight, scale: np.ndarray) -> np.ndarray:
@@ -170,7 +193,7 @@ def _noise(weight: Weight, scale: np.ndarray) -> np.ndarray:
         return np.square(scale, dtype=np.float64) / 12 * weight.values.shape[1]
     zero_point = np.broadcast_to(weight.zero_point, scale.shape)
     rounded = Coding(weight.format, Channel(0)).fake_quantize(weight.values, scale, zero_point)
-    return np.square(weight.values - rounded, dtype=np.float64).sum(1)
+    return _squares(weight.values - rounded)
 
 
 def _advice(weight: Weight, starved: bool, kept: int, bits: int, sqnr: float) -> str:
