@@ -63,3 +63,11 @@ def test_a_library_is_loaded_once_whichever_of_its_modules_is_named_first(first:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "once", done.stderr[-500:]
+
+
+def test_a_function_of_a_module_is_loaded_when_it_is_called_or_asked(tmp_path: Path) -> None:
+    (tmp_path / "later.py").write_text("print('loaded')\ndef add(one: int, more: int = 1) -> int: return one + more\n")
+    head = "import inspect; from quark.deferred import Late; add = Late('later').add; print('made'); "
+    for use, printed in (("add(2, more=3)", "5"), ("inspect.signature(add)", "(one: int, more: int = 1) -> int")):
+        assert run(tmp_path, f"{head}print({use})") == f"made\nloaded\n{printed}\n"
+    assert run(tmp_path, f"{head}print(hasattr(add, '__annotations__'), callable(add))") == "made\nFalse True\n"

@@ -101,3 +101,25 @@ def when_used(name: str) -> Any:
         torch = when_used("torch")
     """
     return WhenUsed(name)
+
+
+class Late:
+    """A function by the path of its module: ``Late("package").module.function``. Called, or asked what it takes
+    (``inspect.unwrap``), it is loaded: a table of many rows, of which few are used, loads no more than these."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> Late:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return Late(f"{self._path}.{name}")
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """What the function returns."""
+        return self.__wrapped__(*given, **named)
+
+    @property
+    def __wrapped__(self) -> Any:
+        module, _, name = self._path.rpartition(".")
+        return getattr(importlib.import_module(module), name)

@@ -72,7 +72,7 @@ class Pass:
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
         """What ``run`` takes besides the model."""
-        hints = get_type_hints(self.run, include_extras=True)
+        hints = get_type_hints(inspect.unwrap(self.run), include_extras=True)
         named = list(inspect.signature(self.run).parameters.values())[1:]
         return {one.name: _parameter(one, hints.get(one.name, Any)) for one in named}
 

@@ -3,66 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import onnx_ir as ir
 
+from quark.deferred import Late
 from quark.onnx.graph.report import PassReport
-from quark.onnx.passes import (
-    align_scale,
-    batch_norm_to_conv,
-    bfloat16_nodes,
-    bias_scale,
-    bias_to_int16,
-    channel_scales,
-    clip6_to_relu,
-    clip_to_relu,
-    code_types,
-    constants,
-    cross_layer_equalization,
-    direct_convs,
-    einsum_to_matmul,
-    expand_fused,
-    faster_floats,
-    faster_forms,
-    fewer_moves,
-    fill_value_info,
-    fix_shapes,
-    float16_to_float32,
-    float32_to_half,
-    fold_batch_norm,
-    fold_batch_norm_after_concat,
-    fold_div_into_matmul,
-    fold_relu,
-    fuse_gelu,
-    fuse_instance_norm,
-    fuse_l2_norm,
-    fuse_layer_norm,
-    fuse_lstm_cell,
-    input_initializers,
-    later_transposes,
-    loop_constants,
-    lstm_to_custom,
-    nchw_to_nhwc,
-    node_attributes,
-    norm_before_concat,
-    opset_version,
-    qdq_to_qop,
-    quant_to_float,
-    reduce_mean_to_pool,
-    remove_qdq,
-    replace_inf,
-    resize_to_power_of_two,
-    share_constants,
-    simplify,
-    split_large_pool,
-    split_to_slice,
-    unshare,
-    xint8_adjust,
-    xint8_simulate,
-)
-from quark.onnx.passes.custom_domains import rename, to_contrib
+from quark.onnx.passes import expand_fused
 from quark.onnx.passes.row import Pass
+
+if TYPE_CHECKING:
+    from quark.onnx.passes import (
+        align_scale,
+        batch_norm_to_conv,
+        bfloat16_nodes,
+        bias_scale,
+        bias_to_int16,
+        channel_scales,
+        clip6_to_relu,
+        clip_to_relu,
+        code_types,
+        constants,
+        cross_layer_equalization,
+        custom_domains,
+        direct_convs,
+        einsum_to_matmul,
+        faster_floats,
+        faster_forms,
+        fewer_moves,
+        fill_value_info,
+        fix_shapes,
+        float16_to_float32,
+        float32_to_half,
+        fold_batch_norm,
+        fold_batch_norm_after_concat,
+        fold_div_into_matmul,
+        fold_relu,
+        fuse_gelu,
+        fuse_instance_norm,
+        fuse_l2_norm,
+        fuse_layer_norm,
+        fuse_lstm_cell,
+        input_initializers,
+        later_transposes,
+        loop_constants,
+        lstm_to_custom,
+        nchw_to_nhwc,
+        node_attributes,
+        norm_before_concat,
+        opset_version,
+        qdq_to_qop,
+        quant_to_float,
+        reduce_mean_to_pool,
+        remove_qdq,
+        replace_inf,
+        resize_to_power_of_two,
+        share_constants,
+        simplify,
+        split_large_pool,
+        split_to_slice,
+        unshare,
+        xint8_adjust,
+        xint8_simulate,
+    )
+else:  # a run uses a few of them, and each is loaded when it is called
+    _MODULES = """
+    align_scale batch_norm_to_conv bfloat16_nodes bias_scale bias_to_int16 channel_scales clip6_to_relu
+    clip_to_relu code_types constants cross_layer_equalization custom_domains direct_convs
+    einsum_to_matmul faster_floats faster_forms fewer_moves fill_value_info fix_shapes
+    float16_to_float32 float32_to_half fold_batch_norm fold_batch_norm_after_concat fold_div_into_matmul
+    fold_relu fuse_gelu fuse_instance_norm fuse_l2_norm fuse_layer_norm fuse_lstm_cell
+    input_initializers later_transposes loop_constants lstm_to_custom nchw_to_nhwc node_attributes
+    norm_before_concat opset_version qdq_to_qop quant_to_float reduce_mean_to_pool remove_qdq
+    replace_inf resize_to_power_of_two share_constants simplify split_large_pool split_to_slice unshare
+    xint8_adjust xint8_simulate
+    """
+    globals().update({name: Late(f"quark.onnx.passes.{name}") for name in _MODULES.split()})
 
 BIASED = ("Conv", "ConvTranspose", "Gemm")
 
@@ -354,11 +370,15 @@ TABLE: tuple[Pass, ...] = (
         lstm_to_custom.run,
         when=("LSTM",),
     ),
-    Pass("convert_customqdq_to_qdq", "Extended Q and DQ of integers become those of com.microsoft.", to_contrib),
+    Pass(
+        "convert_customqdq_to_qdq",
+        "Extended Q and DQ of integers become those of com.microsoft.",
+        custom_domains.to_contrib,
+    ),
     Pass(
         "convert_custom_ops",
         "Operators of com.amd.quark get the names that older tools know, or back.",
-        rename,
+        custom_domains.rename,
     ),
     Pass(
         "insert_clip_before_bfloat16_qdq",
