@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from quark.errors import DataError
-from quark.observers import Histogram, MinMax, MovingMinMax, Statistic
+from quark.observers import Histogram, MinMax, MovingMinMax, Statistic, histogram, statistics
+from quark.observers.histogram import block_extremes, outer_blocks
 from quark.observers.outlined import Outlined
 from quark.observers.sampled import Sampled
+from quark.observers.statistics import FIRST, extremes
 
 STATISTICS = (MinMax, MovingMinMax, Histogram, Sampled)
 
@@ -252,3 +256,54 @@ def test_pictures_have_equal_bins_over_the_range(values: np.ndarray) -> None:
     assert counts.sum() == len(values) and np.abs(counts - wanted[0]).max() <= 2  # a point at an edge may change sides
     empty_counts, empty_edges = Histogram().linear(4)
     assert not empty_counts.any() and empty_edges.tolist() == [0, 0.25, 0.5, 0.75, 1]
+
+
+def from_zero(size: int, **others: float) -> np.ndarray:
+    """Results of a Relu; ``others``: what stands at the second place, in the middle and at the last."""
+    x = np.maximum(np.random.default_rng(size).standard_normal(size), 0).astype(np.float32)
+    x[0] = 0
+    for place, value in others.items():
+        x[{"second": 1, "middle": size // 2, "last": -1}[place]] = value
+    return x
+
+
+ODD_ONES = [
+    {},
+    *({place: value} for place in ("second", "middle", "last") for value in (-0.0, -1e-45, -3.0, 1e-45, 9.0)),
+]
+
+
+@pytest.mark.parametrize("size", [2, FIRST - 1, FIRST + 1, 3 * FIRST + 7, 1 << 18])
+@pytest.mark.parametrize("others", ODD_ONES, ids=str)
+def test_one_pass_finds_what_two_find(size: int, others: dict[str, float]) -> None:
+    x = from_zero(size, **others)
+    for values in (x, x.reshape(2, -1) if size % 2 == 0 else x, x[::-1], x + np.float32(0.5), np.zeros_like(x)):
+        assert extremes(values) == (min(values.ravel().tolist()), max(values.ravel().tolist()))
+    lowest, highest = outer_blocks(x)
+    exact = block_extremes(x)
+    assert highest.tobytes() == exact[1].tobytes() and lowest.min() == exact[0].min()
+    assert len(lowest) == len(highest) or (lowest == 0).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", ["second", "middle", "last"])
+@pytest.mark.parametrize("make", [MinMax, MovingMinMax, Histogram, Sampled])
+def test_values_that_are_not_finite_are_found_behind_a_zero(make: Any, place: str, value: float) -> None:
+    with pytest.raises(DataError, match="1 NaN" if np.isnan(value) else "1 infinite"):
+        make().update(from_zero(1 << 18, **{place: value}))
+
+
+@pytest.mark.parametrize("make", [Histogram, Sampled])
+def test_one_pass_leaves_the_state_of_two(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [from_zero(1 << 18, **others) * np.float32(1 + place) for place, others in enumerate(ODD_ONES)]
+
+    def state() -> dict[str, bytes]:
+        found = make()
+        for sample in samples:
+            found.update(sample)
+        return {name: array.tobytes() for name, array in found.state().items()}
+
+    expected = state()
+    for module in (statistics, histogram):
+        monkeypatch.setattr(module, "patterns_from_zero", lambda x: None)
+    assert state() == expected

@@ -34,7 +34,7 @@ import numpy as np
 
 from quark.errors import ConfigError
 from quark.observers.patterns import BELOW, LARGEST, OCTAVES, SPARSE, count_patterns
-from quark.observers.statistics import State, extremes, flattened
+from quark.observers.statistics import INFINITE, State, extremes, flattened, patterns_from_zero
 
 PER_OCTAVE = 2048
 #: Fewer bins would not carry the searches; more than these gain nothing.
@@ -47,7 +47,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 Own = TypeVar("Own", bound="Histogram")
 Bins = tuple[np.ndarray, np.ndarray, np.ndarray]
-#: Smallest and largest value of every block.
+#: Smallest and largest value of every block; of the smallest, one may stand for all where none is below zero.
 Blocks = tuple[np.ndarray, np.ndarray]
 
 
@@ -135,7 +135,7 @@ class Histogram:
 
     def _insert(self, flat: np.ndarray) -> None:
         """Put values into bins and tails."""
-        lowest, highest = block_extremes(flat)
+        lowest, highest = outer_blocks(flat)
         self._count(flat, self._widen(flat, lowest, highest))
         self._keep_tail(0, flat, highest)
         self._keep_tail(1, flat, -lowest)
@@ -391,6 +391,16 @@ def block_extremes(flat: np.ndarray) -> Blocks:
         np.minimum.reduceat(piece, starts, out=lowest[rows])
         np.maximum.reduceat(piece, starts, out=highest[rows])
     return lowest, highest
+
+
+def outer_blocks(flat: np.ndarray) -> Blocks:
+    """``block_extremes``; where no value is below zero, one zero stands for the smallest of all blocks."""
+    patterns = patterns_from_zero(flat)
+    if patterns is not None:
+        highest = np.maximum.reduceat(patterns, np.arange(0, patterns.size, BLOCK))
+        if highest.max() < INFINITE:
+            return np.zeros(1, np.float32), highest.view(np.float32)
+    return block_extremes(flat)
 
 
 def within(flat: np.ndarray, blocks: np.ndarray) -> np.ndarray:

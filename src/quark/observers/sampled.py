@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from quark.observers.histogram import PER_OCTAVE, TAIL, Blocks, Histogram, block_extremes
+from quark.observers.histogram import PER_OCTAVE, TAIL, Blocks, Histogram, outer_blocks
 from quark.observers.statistics import State
 from quark.observers.tails import Tail
 from quark.observers.values import Store, Values
@@ -66,8 +66,8 @@ class Sampled(Histogram):
             self._keep_outermost(sign, flat, largest)
 
     def _block_extremes(self, flat: np.ndarray) -> Blocks:
-        """Smallest and largest of every block."""
-        return block_extremes(flat)
+        """As ``outer_blocks``."""
+        return outer_blocks(flat)
 
     def _keep_outermost(self, sign: int, flat: np.ndarray, largest: np.ndarray) -> None:
         """Take over what ``flat`` adds to the largest magnitudes of one sign; ``largest``: those of its blocks."""

@@ -22,6 +22,11 @@ import numpy as np
 
 from quark.errors import ConfigError, DataError
 
+#: The pattern of infinity: finite values that are not below zero have smaller ones.
+INFINITE = np.uint32(0x7F800000)
+#: Values that are looked at first.
+FIRST = 1 << 12
+
 State = dict[str, np.ndarray]
 Own = TypeVar("Own", bound="Statistic")
 
@@ -61,12 +66,29 @@ def flattened(x: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x, np.float32).reshape(-1)
 
 
+def patterns_from_zero(x: np.ndarray) -> np.ndarray | None:
+    """The patterns of float32 values, uint32 [n], where the first look finds a zero and none below it; else None.
+
+    Results of a Relu are so. Patterns of values that are not below zero are in their order, so that one pass over them
+    gives the largest, and tells whether the smallest is the zero: of all others (below zero, -0, NaN, infinity) some
+    pattern is not below ``INFINITE``.
+    """
+    if x.dtype != np.float32 or not x.flags.c_contiguous:
+        return None
+    patterns = x.reshape(-1).view(np.uint32)
+    first = patterns[:FIRST]
+    return patterns if first.size and not first.all() and first.max() < INFINITE else None
+
+
 def extremes(x: np.ndarray) -> tuple[float, float]:
     """Smallest and largest value of a non-empty array.
 
     Raises:
         DataError: the array holds NaN or infinity.
     """
+    patterns = patterns_from_zero(x)
+    if patterns is not None and (top := patterns.max()) < INFINITE:
+        return 0.0, float(top.view(np.float32))
     lo, hi = float(x.min()), float(x.max())
     if not (np.isfinite(lo) and np.isfinite(hi)):
         nans, infinities = int(np.isnan(x).sum()), int(np.isinf(x).sum())
