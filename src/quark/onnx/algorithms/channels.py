@@ -10,12 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.dataclass import dataclass
+from quark.ir.in_file import InFile
 from quark.ir.surgery import (
     add_initializer,
     constant_array,
     constant_shape,
     float_attribute,
     has_array,
+    in_memory,
     input_at,
     int_attribute,
     set_constant,
@@ -60,6 +62,12 @@ class ChannelLayer:
     def bias(self) -> np.ndarray | None:
         """The bias; read only."""
         return constant_array(input_at(self.node, 2))
+
+    def read_in(self) -> None:
+        """Take the weight out of the model file, for who looks at it and then changes it."""
+        value = input_at(self.node, 1)
+        if value is not None and isinstance(value.const_value, InFile):
+            value.const_value = in_memory(value.const_value, str(value.name))
 
     def rows(self, axis: int) -> np.ndarray:
         """[channels, n]: the weights of every channel along ``axis``."""

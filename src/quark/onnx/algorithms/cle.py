@@ -143,6 +143,8 @@ def _is_spatial(node: ir.Node) -> bool:
 
 def equalize(chain: tuple[ChannelLayer, ...], config: CLEConfig, part: float = 1.0) -> None:
     """Scale one chain."""
+    for layer in chain:
+        layer.read_in()
     if len(chain) == 2:
         head, tail = chain
         threshold = config.cle_weight_threshold if config.cle_scale_use_threshold else 0.0
