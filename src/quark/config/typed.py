@@ -22,6 +22,9 @@ class Constraint:
     def __init__(self, **settings: float) -> None:
         self.settings = settings
 
+    def __repr__(self) -> str:
+        return f"Constraint({', '.join(f'{name}={bound}' for name, bound in self.settings.items())})"
+
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
         """Pydantic asks for it."""
         return {**handler(source), **self.settings}
@@ -36,6 +39,9 @@ class Before:
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
+
+    def __repr__(self) -> str:
+        return f"Before({self.function.__name__})"
 
 
 class Misfit(ValueError):
