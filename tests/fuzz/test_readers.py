@@ -51,6 +51,7 @@ APART = {
     "fuzzed elsewhere than in an undamaged case": (
         "files.journal",
         "torch.export.gguf_vocabulary.sentencepiece_tokens",
+        "onnx.graph.wire.array",  # of weights, large ones only: tests.onnx_flow.test_wire, where all are large
     ),
     "quoted, whatever its bytes are": ("torch.export.card",),
     "reads on from files of `index` and `safetensors`, which are fuzzed": (

@@ -9,6 +9,7 @@ documents are made of it. ``*`` stands for every scheme.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
@@ -52,6 +53,10 @@ class Program:
     name: str
     title: str
     format: str
+
+
+#: The class of our own error, before what it says.
+CLASS = re.compile(r"^\w+Error: ")
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ def sentence(row: Row, scheme: str, program: str | None) -> str:
     """What a row that does not work means for a scheme, and what does."""
     title, why = FORMATS[row.format].title, row.shown_by
     if row.program == EXPORT:
-        why = why.partition(": ")[2]  # without the class of our own error
+        why = CLASS.sub("", why)
         what = f"the {title} format has no {row.scheme} layer"
     elif row.scheme == ANY:
         what = f"{PROGRAMS[row.program].title} does not read the {title} format"
