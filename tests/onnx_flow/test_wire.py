@@ -188,6 +188,15 @@ def test_a_file_that_gets_another_number_is_the_same_one(tmp_path: Path) -> None
     assert path.stat().st_ino != number and tensor.tobytes() == before
 
 
+def test_a_process_may_go_to_another_folder_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file_of_a_model(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    model = load(Path(path.name), in_place=True)
+    monkeypatch.chdir("/")
+    assert first_kept(model).tobytes() == first_kept(load(path, in_place=True)).tobytes()
+    Runner(model, [str(model.graph.outputs[0].name)]).run(models.feeds(models.cnn()))
+
+
 @pytest.mark.skipif(os.name == "nt", reason="a file that is mapped cannot be replaced there")
 @pytest.mark.parametrize("preset", ["A8W8", "XINT8", "U16S8_AAWS"])
 def test_a_job_of_a_file_that_changes_writes_nothing(tmp_path: Path, preset: str) -> None:

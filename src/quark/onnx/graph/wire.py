@@ -70,7 +70,8 @@ class Weights:
     """
 
     def __init__(self, path: Path, state: os.stat_result) -> None:
-        self.token, self._path, self._state = uuid.uuid4().hex, path, _identity(state)
+        self.token, self._said, self._state = uuid.uuid4().hex, path, _identity(state)
+        self._path = path.resolve()  # the folder that the process is in may be another one when they are read
 
     def array(self, tensor: ir.ExternalTensor) -> np.ndarray:
         """The values of one of them, in memory of their own.
@@ -100,7 +101,7 @@ class Weights:
             raise self._changed()
 
     def _changed(self) -> ModelError:
-        return ModelError(f"the model file {str(self._path)!r} was changed while it was read: start again")
+        return ModelError(f"the model file {str(self._said)!r} was changed while it was read: start again")
 
     def read(self, tensor: ir.ExternalTensor, name: str) -> ir.Tensor:
         """One of them, in memory; errors of ``array``."""
@@ -108,7 +109,7 @@ class Weights:
 
     def place(self, tensor: ir.ExternalTensor, name: str) -> InFile:
         """The same, left in the file."""
-        return InFile(self, self._path.resolve(), tensor, name)
+        return InFile(self, self._path, tensor, name)
 
 
 def read(path: Path) -> tuple[onnx.ModelProto, Weights | None]:
